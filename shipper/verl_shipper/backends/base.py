@@ -1,0 +1,146 @@
+"""The contract of a backend: what a lane asks, what a tracker's answer may mean.
+
+A lane makes one Backend object per run and calls it from one thread at a time:
+
+    open() ─ upload(batch) ─ upload(batch) ─ … ─ close()
+
+`upload` answers with one of four outcomes and raises nothing on purpose; an exception is a bug of the backend, counted and
+retried like an outage.
+
+    Delivered(remember)   the tracker itself said that it has every item of the batch
+    Retry(reason, after_s) nothing is known or nothing was taken; send the very same batch again, not before after_s
+    Reject(reason, items) the tracker will never take these items (None: one of the batch, it does not say which)
+    Park(reason)          nobody's data is at fault: key refused, run deleted, quota. Keep everything, retry slowly, be loud
+
+The same batch may be uploaded again after any crash, byte for byte the same, so a backend must make a repeat harmless: by the
+tracker's own keys, or by what it remembered. `remember` of Delivered and the lane's cursor are committed in one transaction.
+
+Must not know: spool, cursors, sampling, other backends.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+from verl_shipper_spool.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What identifies a run everywhere. `created_ns` is the wall time of its first stream."""
+
+    run_id: str
+    project: str
+    experiment: str
+    created_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One record on its way. (`stream_id`, `ordinal`) is unique for ever; `rank` is the writer's."""
+
+    stream_id: str
+    ordinal: int
+    rank: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Items of one run, in order. `batch_id` stays the same over all attempts of the same bytes."""
+
+    batch_id: str
+    run: RunInfo
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The tracker has every item. `remember` is kept for the next batch of this run; `ignored` counts values (not
+    records) that the tracker cannot show, by reason."""
+
+    remember: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try the same batch again, `after_s` seconds from now at the earliest (None: the lane's backoff decides)."""
+
+    reason: str
+    after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The tracker refuses these items for good. `items` are indices into the batch, None when it does not say."""
+
+    reason: str
+    items: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """The operator must act; `reason` says on what. The lane keeps the data and looks again slowly."""
+
+    reason: str
+
+
+Outcome: TypeAlias = Delivered | Retry | Reject | Park
+
+
+class Memory(Protocol):
+    """Durable notes of one run at one backend, for facts that must survive before a batch is through (a run id at
+    the tracker). `put` returns when the note is committed."""
+
+    def get(self, key: str) -> Any: ...
+
+    def put(self, key: str, value: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a tracker wants at once. A batch is closed by whichever comes first."""
+
+    items_max: int = 1000
+    bytes_max: int = 1024 * 1024
+    age_s_max: float = 0.25  # how long a lonely record waits for company
+    runs_at_once_max: int = 4  # uploads of different runs that may be under way together
+    upload_s_max: float = 120.0  # an upload that takes longer is hung: the lane's process is replaced
+
+
+class Backend(abc.ABC):
+    """One run at one tracker. Subclass, set `name`, implement four methods, add one line to the registry."""
+
+    name: ClassVar[str]
+    limits: ClassVar[Limits] = Limits()
+
+    def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
+        """`settings` is the section `backends.<name>` of the configuration, already checked by `check`."""
+        self.run = run
+        self.settings = settings
+        self.memory = memory
+
+    @classmethod
+    def check(cls, settings: Mapping[str, Any]) -> None:
+        """Raise ConfigError for settings that cannot work; called once when the daemon starts, touches no network."""
+
+    @abc.abstractmethod
+    def open(self) -> Outcome | None:
+        """Make ready, find or create the run at the tracker. None when ready; Retry or Park when not yet."""
+
+    @abc.abstractmethod
+    def upload(self, batch: Batch) -> Outcome:
+        """Send all items; return when the tracker has answered or the backend's own time limit is over."""
+
+    @abc.abstractmethod
+    def watermark(self) -> Mapping[str, int]:
+        """What the tracker is known to hold: the next ordinal by stream id. Asked when the lane's own state was lost, so
+        that nothing is sent twice. Empty when repeats are harmless or the tracker cannot tell."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free what is held. Called once; promises nothing about delivery."""

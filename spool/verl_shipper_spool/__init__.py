@@ -1,0 +1,1 @@
+"""The spool: bytes and files under both halves of verl-shipper. Format v1 is described in spool/README.md."""

@@ -1,0 +1,64 @@
+"""Segments: the files of one stream, and reading a stream as one line of bytes.
+
+    <stream folder>/
+      stream                               header, see header.py
+      0000000000000000-0000000000000000.seg
+      0000000000800123-00000000000011d7.seg
+      └ first offset ──┘└ first ordinal ─┘     both hexadecimal
+
+Offsets count the bytes of the whole stream from 0; a frame never spans two segments. Bytes at an offset never
+change once a frame there is complete, whoever holds the copy: that is what makes re-sending harmless.
+A name says where a segment begins and how many records came before, so that a missing one is an exact gap.
+
+Must not know: what is in a payload. On failure: a segment that cannot be read is reported as a gap, and reading goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from verl_shipper_spool.files import Files
+
+SEGMENT_NAME = re.compile(r"^([0-9a-f]{16})-([0-9a-f]{16})\.seg$")
+
+# 8 MiB: small enough that a quota or an acknowledgement frees space soon, large enough that a roll is rare.
+SEGMENT_BYTES_MAX = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """One file of a stream: where it begins, and its path."""
+
+    first_offset: int
+    first_ordinal: int
+    path: str
+
+
+def segment_name(first_offset: int, first_ordinal: int) -> str:
+    return f"{first_offset:016x}-{first_ordinal:016x}.seg"
+
+
+def list_segments(files: Files, folder: str) -> list[Segment]:
+    """Segments in order of their offsets. Names that are none of ours are left alone."""
+    segments = []
+    for name in files.names(folder):
+        match = SEGMENT_NAME.match(name)
+        if match:
+            path = os.path.join(folder, name)
+            segments.append(Segment(int(match[1], 16), int(match[2], 16), path))
+    segments.sort()
+    return segments
+
+
+def segment_at(segments: list[Segment], offset: int) -> int:
+    """Index of the last segment that begins at or before `offset`; -1 when there is none."""
+    low, high = 0, len(segments)
+    while low < high:
+        middle = (low + high) // 2
+        if segments[middle].first_offset <= offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

@@ -1,7 +1,7 @@
 """The header of a stream: whose bytes these are. One small file `stream`, MessagePack map, written once.
 
-Everything needed to name the run, find its writer and judge whether it lives stands here, so that a folder can be copied
-to any machine and still be delivered. No secret ever goes in: no environment, no command line, no configuration.
+All that names the run, finds its writer and tells whether it lives stands here, so that a folder can be copied to any
+machine and still be delivered. No secret ever goes in: no environment, no command line, no configuration.
 
 Must not know: segments, sockets. On bytes it cannot read: CorruptionError.
 """

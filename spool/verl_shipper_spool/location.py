@@ -5,8 +5,8 @@
     state   argument → VERL_SHIPPER_STATE_DIR → <spool's parent>/state
 
 The spool is the meeting point: whoever agrees on it agrees on the socket. Never in /tmp (cleaners remove it, services
-with a private /tmp do not see it); per node, since a home may be shared between nodes; per user by its modes. A path too
-long for a unix socket is replaced by a digest of it below /dev/shm/verl-shipper-<uid>, the same in both processes.
+with a private /tmp do not see it); per node, since a home may be shared between nodes; per user by its modes. A path
+too long for a unix socket is replaced by a digest of it below /dev/shm/verl-shipper-<uid>, the same in both processes.
 
 Must not know: who asks. On failure: UsageError for an address that cannot work.
 """

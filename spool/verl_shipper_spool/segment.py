@@ -10,7 +10,7 @@ Offsets count the bytes of the whole stream from 0; a frame never spans two segm
 change once a frame there is complete, whoever holds the copy: that is what makes re-sending harmless.
 A name says where a segment begins and how many records came before, so that a missing one is an exact gap.
 
-Must not know: what is in a payload. On failure: a segment that cannot be read is reported as a gap, and reading goes on.
+Must not know: what is in a payload. On failure: an unreadable segment becomes a gap, and reading goes on.
 """
 
 from __future__ import annotations
@@ -62,3 +62,40 @@ def segment_at(segments: list[Segment], offset: int) -> int:
         else:
             high = middle
     return low - 1
+
+
+class RawReader:
+    """Reads a stream as bytes, for those who pass them on unread. Remembers the folder's listing."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+        self._segments: list[Segment] = []
+
+    def read(self, offset: int, bytes_max: int, until: int) -> tuple[int, bytes]:
+        """Bytes from `offset` on, at most `bytes_max`, none at or behind `until`, never across two segments.
+
+        Returns (start, bytes); start > offset when the bytes in between are gone. (offset, b"") when there is nothing.
+        """
+        index = segment_at(self._segments, offset)
+        if index < 0 or index + 1 >= len(self._segments):
+            self._segments = list_segments(self._files, self._folder)
+            index = segment_at(self._segments, offset)
+        while True:
+            behind = self._segments[index + 1].first_offset if index + 1 < len(self._segments) else until
+            end = min(behind, until)
+            if index >= 0 and offset < end:
+                data = self._try(self._segments[index], offset, min(bytes_max, end - offset))
+                if data:
+                    return offset, data
+            if index + 1 >= len(self._segments) or behind >= until:
+                return offset, b""
+            index += 1
+            offset = max(offset, behind)
+
+    def _try(self, segment: Segment, offset: int, size_bytes: int) -> bytes:
+        try:
+            return self._files.read(segment.path, offset - segment.first_offset, size_bytes)
+        except OSError:
+            self._segments = []
+            return b""

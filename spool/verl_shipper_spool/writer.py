@@ -4,7 +4,7 @@
 
 When `append` has returned True the record survives the death of the process (the page cache holds it). A failed or
 short write is cut back to the last good offset, the loss is counted in the journal, and declared in the stream by a
-loss frame as soon as there is room again. Nobody ever appends to the file of another process: a new process is a new stream.
+loss frame as soon as there is room again. Nobody ever appends to another process's file: a new process, a new stream.
 
 Reentrant: a signal handler may call `append` while it interrupts another `append` of the same thread. Threads are kept
 apart by the caller (one lock per client). Only the outermost call rolls segments.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -66,6 +67,7 @@ class StreamWriter:
         *,
         files: Files | None = None,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        on_roll: Callable[[], None] | None = None,
     ) -> None:
         self.header = header
         self.folder = os.path.join(spool_dir, header.stream_id)
@@ -76,6 +78,7 @@ class StreamWriter:
         self._files: Files = files or RealFiles()
         self._write = self._files.write
         self._segment_bytes_max = segment_bytes_max
+        self._on_roll = on_roll
         ballast_bytes = BALLAST_BYTES if header.stream_class == SCALARS else 0
         self._journal = LossJournal(self.folder, ballast_bytes=ballast_bytes)
         self._ordinals = itertools.count()
@@ -204,6 +207,8 @@ class StreamWriter:
         self.segments.append(OwnSegment(path, self.end_offset, ordinal, record_class))
         self._fd = fd
         self._roll_at = self.end_offset + self._segment_bytes_max
+        if self._on_roll is not None:
+            self._on_roll()
 
     def _make_folder(self) -> None:
         self._files.make_folder(self.folder)

@@ -1,0 +1,349 @@
+"""The client inside a training process. `log()` is: encode, one write(2), done.
+
+Promises: no call raises into training, or waits for a network, a daemon, another process's lock or an fsync. When a
+call has returned, its record survives `kill -9`. Threads, forks, asyncio, signal handlers and interpreter shutdown are
+ordinary cases: one reentrant lock in the process; a fork child starts streams of its own; nothing depends on a clean exit.
+
+Must not know: daemon, trackers, torch, numpy. On failure: counted (`errors`) and told on stderr, once a minute.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import msgpack
+
+from verl_shipper_client import generations, identity
+from verl_shipper_client.sender import Sender
+from verl_shipper_client.span import Span, SpanValues
+from verl_shipper_client.values import cut_text, plain, to_plain, whole_step
+from verl_shipper_spool.header import BULK, SCALARS, StreamHeader, new_id, sibling, this_process
+from verl_shipper_spool.location import socket_address, spool_dir
+from verl_shipper_spool.record import RECORD_VERSION, RecordKind
+from verl_shipper_spool.redact import redact
+from verl_shipper_spool.writer import StreamWriter
+
+# Disk one training process may use for what no daemon has taken yet: days of metrics, an hour of heavy traces.
+QUOTA_BYTES = 4 * 1024**3
+WARN_PAUSE_S = 60.0
+
+_METRICS = int(RecordKind.METRICS)
+_METRICS_CLASS = "metrics"
+# What a quota drops first: oldest spans, then files and generations, metrics last.
+_SHED_ORDER = ("span", "file", "generations", None)
+
+_living: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class Client:
+    """One run as seen by one training process.
+
+    project, experiment: names as the trackers show them. config: nested dict, secrets are removed. run_id: the same id
+    continues the same run (default: VERL_SHIPPER_RUN_ID, else a fresh one). rank: default from the launcher's
+    variables. spool_dir, socket: default VERL_SHIPPER_SPOOL_DIR, VERL_SHIPPER_SOCKET, else places that the daemon of
+    the same user finds. As a context manager it finishes with exit code 0, or 1 when an exception passes.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        experiment: str,
+        config: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        rank: int | None = None,
+        spool_dir: str | os.PathLike[str] | None = None,
+        socket: str | None = None,
+    ) -> None:
+        self.project = identity.name(project) or "default"
+        self.experiment = identity.name(experiment) or "default"
+        self.run_id = identity.run_id_or_new(run_id)
+        self.rank = identity.rank_or_detect(rank)
+        self.errors = 0
+        self._sender: Sender | None
+        self._config = config
+        self._forked = False
+        self._finished = False
+        self._warn_at_s = 0.0
+        self._told_loss = False
+        self._spool_argument = spool_dir
+        self._socket_argument = socket
+        self._generation_calls = generations.CallCounter()
+        self._reset()
+        self._guard("start", self._start)
+        _living.add(self)
+
+    def log(self, data: Mapping[str, Any], step: int | None = None) -> None:
+        """Record metrics of one step. `data`: numbers by name, nested dicts allowed; values.py says what else."""
+        try:
+            with self._lock:
+                scalars = self._scalars or self._start()
+                if type(step) is not int:
+                    step = whole_step(step)
+                seq = next(self._seq)
+                try:
+                    payload = self._pack((RECORD_VERSION, _METRICS, seq, step, time.time_ns(), data))
+                except Exception:  # noqa: BLE001 - odd values, or a signal handler inside pack: the slow road knows
+                    payload = _pack_slowly(RecordKind.METRICS, seq, step, data)
+                if not scalars.append(payload, _METRICS_CLASS):
+                    self._tell_loss(scalars)
+                if self._sender is None:
+                    self._start_sender()
+        except Exception as error:  # noqa: BLE001 - promise 1: never into training
+            self._failed("log", error)
+
+    def log_generations(
+        self,
+        samples: Iterable[Any],
+        step: int | None = None,
+        columns: Iterable[str] = generations.COLUMNS,
+    ) -> None:
+        """Record validation samples: tuples (input, output, score) or dicts. Big tables become several records."""
+
+        def act() -> None:
+            names, rows = generations.table(samples, columns)
+            with self._lock:
+                call = self._generation_calls.next(whole_step(step))
+                for body in generations.parts(names, rows, call):
+                    self._append(RecordKind.GENERATIONS, step, body)
+
+        self._guard("log_generations", act)
+
+    def log_text(self, key: str, text: str, step: int | None = None) -> None:
+        """Record one text under a name."""
+        self._guard(
+            "log_text", lambda: self._append(RecordKind.TEXT, step, {str(key): cut_text(plain(str(text)))})
+        )
+
+    def span(
+        self,
+        name: str,
+        trace_id: bytes | None = None,
+        parent: Span | bytes | None = None,
+        inputs: Any = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Span:
+        """A context manager that records a span when it ends. Nested spans of one task find their parent."""
+        return Span(self._record_span, name, trace_id, parent, inputs, attributes)
+
+    def log_span(
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        trace_id: bytes | None = None,
+        span_id: bytes | None = None,
+        parent_id: bytes | None = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        status: str = "ok",
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record a span that has ended. Ids: 16 and 8 bytes, made up when not given. `status`: "ok" or "error"."""
+        self._guard(
+            "log_span",
+            lambda: self._record_span(
+                SpanValues(
+                    name=name,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    trace_id=trace_id,
+                    span_id=span_id,
+                    parent_id=parent_id,
+                    inputs=inputs,
+                    outputs=outputs,
+                    status=status,
+                    attributes=dict(attributes or {}),
+                )
+            ),
+        )
+
+    def finish(self, exit_code: int | None = None, timeout_s: float = 5.0) -> bool:
+        """Record the end of the run and give the daemon up to `timeout_s` to take everything. True when it has.
+
+        Safe to call twice and to log after. Nothing is lost without it: what remains is taken from the spool later.
+        """
+        try:
+            with self._lock:
+                first, self._finished = not self._finished, True
+                if first and not self._forked:
+                    (self._scalars or self._start()).use_reserve()
+                    code = None if exit_code is None else int(exit_code)
+                    self._append(RecordKind.RUN_FINISH, None, {"exit_code": code, "reason": "finish"})
+                for writer in self._writers():
+                    writer.declare_losses()
+                sender = self._sender
+                self._sender = None
+            if sender is None:
+                return False
+            complete = sender.drain(timeout_s)
+            sender.stop()
+            return complete
+        except Exception as error:  # noqa: BLE001 - promise 1
+            self._failed("finish", error)
+            return False
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.finish(exit_code=0 if kind is None else _exit_code(error))
+
+    def _reset(self) -> None:
+        """Fresh per-process state: at construction, and in a fork child."""
+        self._lock = threading.RLock()
+        self._seq = itertools.count()
+        self._scalars: StreamWriter | None = None
+        self._bulk: StreamWriter | None = None
+        self._sender = None
+        self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, default=to_plain).pack
+
+    def _start(self) -> StreamWriter:
+        """Make this process's streams; the first record of a run is its start."""
+        folder = spool_dir(self._spool_argument)
+        address = socket_address(folder, self._socket_argument)
+        process = this_process()
+        header = StreamHeader(
+            stream_id=new_id(),
+            writer_id=new_id(),
+            stream_class=SCALARS,
+            run_id=self.run_id,
+            project=self.project,
+            experiment=self.experiment,
+            rank=self.rank,
+            world=identity.world(),
+            created_ns=time.time_ns(),
+            forked=self._forked,
+            process=process,
+        )
+        self._address = address
+        self._bulk = StreamWriter(folder, sibling(header, BULK), on_roll=self._keep_quota)
+        self._scalars = StreamWriter(folder, header, on_roll=self._keep_quota)
+        if not self._forked:
+            config = redact(plain(self._config)) if isinstance(self._config, Mapping) else {}
+            body = {"project": self.project, "experiment": self.experiment, "config": config}
+            body |= {"node": process.node, "rank": self.rank, "world": header.world}
+            self._append(RecordKind.RUN_START, None, body)
+        return self._scalars
+
+    def _append(self, kind: RecordKind, step: Any, body: Any) -> None:
+        """Append a record of any kind to the stream it belongs to."""
+        with self._lock:
+            scalars = self._scalars or self._start()
+            bulk = self._bulk
+            assert bulk is not None
+            heavy = kind in (RecordKind.GENERATIONS, RecordKind.SPAN, RecordKind.FILE)
+            writer = bulk if heavy else scalars
+            payload = _pack_slowly(kind, next(self._seq), whole_step(step), body)
+            if not writer.append(payload, _CLASS[kind]):
+                self._tell_loss(writer)
+            if self._sender is None:
+                self._start_sender()
+
+    def _record_span(self, values: SpanValues) -> None:
+        attributes = values.attributes
+        self._guard("span", lambda: self._append(RecordKind.SPAN, attributes.get("step"), values.body()))
+
+    def _start_sender(self) -> None:
+        sender = Sender(self._address, self._lock)
+        for writer in self._writers():
+            sender.add(writer)
+        self._sender = sender
+        try:
+            sender.start()
+        except RuntimeError as error:  # no new threads: interpreter shutdown, or a limit. The spool has it all.
+            self._failed("sender", error)
+
+    def _writers(self) -> list[StreamWriter]:
+        return [writer for writer in (self._scalars, self._bulk) if writer is not None]
+
+    def _keep_quota(self) -> None:
+        """Called when a segment was begun: make room, oldest and least precious first."""
+        while sum(writer.sealed_bytes for writer in self._writers()) > QUOTA_BYTES:
+            if not any(
+                writer.shed_oldest(record_class, "quota") for record_class in _SHED_ORDER for writer in self._writers()
+            ):
+                return
+
+    def _guard(self, what: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - promise 1: never into training
+            self._failed(what, error)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.errors += 1
+        self._warn(f"{what} failed: {type(error).__name__}: {error}")
+
+    def _tell_loss(self, writer: StreamWriter) -> None:
+        self._warn(f"records are being dropped and counted: {writer.last_error or writer.folder}; free some space")
+
+    def _warn(self, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s < self._warn_at_s:
+            return
+        self._warn_at_s = now_s + WARN_PAUSE_S
+        try:
+            sys.stderr.write(f"verl-shipper: {text}\n")
+        except (OSError, ValueError, AttributeError):  # stderr is closed: nobody to tell
+            self.errors += 1
+
+    def _after_fork(self) -> None:
+        """In the child: leave the parent's streams alone, begin own ones at the first record."""
+        for writer in self._writers():
+            writer.abandon()
+        self._reset()
+        self._forked = True
+
+    def _at_exit(self) -> None:
+        if not self._finished and self._scalars is not None:
+            failed = getattr(sys, "last_type", None) is not None
+            self.finish(exit_code=1 if failed else 0, timeout_s=2.0)
+
+
+_CLASS = {
+    RecordKind.RUN_START: _METRICS_CLASS,
+    RecordKind.METRICS: _METRICS_CLASS,
+    RecordKind.TEXT: _METRICS_CLASS,
+    RecordKind.RUN_FINISH: _METRICS_CLASS,
+    RecordKind.GENERATIONS: "generations",
+    RecordKind.SPAN: "span",
+    RecordKind.FILE: "file",
+}
+
+
+def _pack_slowly(kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
+    """Payload of values that need a look first. A packer of its own: the fast one may be at work below us."""
+    packed: bytes = msgpack.packb(
+        (RECORD_VERSION, int(kind), seq, step, time.time_ns(), plain(body)), use_bin_type=True, default=to_plain
+    )
+    return packed
+
+
+def _exit_code(error: BaseException | None) -> int:
+    code = error.code if isinstance(error, SystemExit) else 1
+    return code if isinstance(code, int) else 0 if code is None else 1
+
+
+def _forget_parent() -> None:
+    for client in list(_living):
+        client._after_fork()  # noqa: SLF001 - module-private protocol between a client and its fork hook
+
+
+def _finish_all() -> None:
+    for client in list(_living):
+        client._at_exit()  # noqa: SLF001 - same
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+atexit.register(_finish_all)

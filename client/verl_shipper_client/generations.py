@@ -1,0 +1,59 @@
+"""Validation generations: samples made into a table, the table cut into records.
+
+One record must fit a frame and should not hold up a stream, so a table is cut into parts of about PART_CHARS_MAX.
+Must not know: spool, sockets. Samples of any shape give a row; what is no sequence becomes a row of one cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from verl_shipper_client.values import cut_text, plain
+
+COLUMNS = ("input", "output", "score")  # as verl's validation gives them
+PART_CHARS_MAX = 1_000_000
+CALLS_REMEMBERED_MAX = 1000
+
+
+class CallCounter:
+    """Numbers the calls of one step: a second table of the same step is a second table, not a replacement."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int | None, int] = {}
+
+    def next(self, step: int | None) -> int:
+        call = self._calls.get(step, -1) + 1
+        self._calls[step] = call
+        if len(self._calls) > CALLS_REMEMBERED_MAX:
+            del self._calls[next(iter(self._calls))]
+        return call
+
+
+def table(samples: Iterable[Any], columns: Iterable[str]) -> tuple[list[str], list[list[Any]]]:
+    """Column names and rows. Dicts bring their own columns; the names of the first one count for all."""
+    rows = list(samples)
+    names = [str(column) for column in columns]
+    if rows and isinstance(rows[0], Mapping):
+        names = [str(key) for key in rows[0]]
+        return names, [_cells([row.get(key) for key in rows[0]] if isinstance(row, Mapping) else [row]) for row in rows]
+    return names, [_cells(list(row) if isinstance(row, (list, tuple)) else [row]) for row in rows]
+
+
+def parts(columns: list[str], rows: list[list[Any]], call: int) -> Iterator[dict[str, Any]]:
+    """Bodies of generations records; an empty table is one empty record."""
+    groups: list[list[list[Any]]] = [[]]
+    chars = 0
+    for row in rows:
+        size = sum(len(cell) if isinstance(cell, str) else 16 for cell in row)
+        if groups[-1] and chars + size > PART_CHARS_MAX:
+            groups.append([])
+            chars = 0
+        groups[-1].append(row)
+        chars += size
+    for index, group in enumerate(groups):
+        yield {"columns": columns, "rows": group, "part": index, "parts": len(groups), "call": call}
+
+
+def _cells(row: list[Any]) -> list[Any]:
+    return [cut_text(cell) if isinstance(cell, str) else cell for cell in (plain(cell) for cell in row)]

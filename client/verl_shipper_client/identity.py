@@ -1,0 +1,55 @@
+"""Who this training process is: run id, rank and world size, from arguments, then the launcher's variables.
+
+    run id   argument → VERL_SHIPPER_RUN_ID → a fresh one
+    rank     argument → RANK (torchrun) → SLURM_PROCID → OMPI_COMM_WORLD_RANK → PMI_RANK → 0
+    world    WORLD_SIZE → SLURM_NTASKS → OMPI_COMM_WORLD_SIZE → PMI_SIZE → 1
+
+Must not know: sockets, spools. Never raises: a variable that is no number is no answer.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from verl_shipper_client.values import clean_text
+from verl_shipper_spool.location import RUN_ID_VARIABLE
+
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+NAME_CHARS_MAX = 500  # MLflow's limit for an experiment name, the tightest of the trackers
+
+
+def run_id_or_new(given: object) -> str:
+    """The run's id; a fresh one is 16 hexadecimal digits."""
+    return name(given) or name(os.environ.get(RUN_ID_VARIABLE)) or uuid.uuid4().hex[:16]
+
+
+def rank_or_detect(given: object) -> int:
+    number = _number(given)
+    return number if number is not None else _first(RANK_VARIABLES, 0)
+
+
+def world() -> int:
+    return _first(WORLD_VARIABLES, 1)
+
+
+def name(given: object) -> str:
+    """A name as text that every tracker's encoder takes; empty for None."""
+    return "" if given is None else clean_text(str(given))[:NAME_CHARS_MAX].strip()
+
+
+def _first(variables: tuple[str, ...], default: int) -> int:
+    for variable in variables:
+        number = _number(os.environ.get(variable))
+        if number is not None:
+            return number
+    return default
+
+
+def _number(text: object) -> int | None:
+    try:
+        number = int(text)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number >= 0 else None

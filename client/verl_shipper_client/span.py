@@ -1,0 +1,122 @@
+"""A span: one timed piece of a rollout, and the context manager that measures it.
+
+Ids are frozen at capture, so that a tracker can refuse doubles. The current span travels in a context variable: tasks
+of one event loop do not see each other's. Must not know: spool, sockets.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+TRACE_ID_BYTES = 16
+SPAN_ID_BYTES = 8
+
+_current: contextvars.ContextVar[Span | None] = contextvars.ContextVar("verl_shipper_span", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanValues:
+    """All that is known of an ended span. Times in ns since the epoch."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    trace_id: bytes | None = None
+    span_id: bytes | None = None
+    parent_id: bytes | None = None
+    inputs: Any = None
+    outputs: Any = None
+    status: str = "ok"
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The record's body; ids of a wrong length are replaced by fresh ones rather than refused."""
+        return {
+            "trace_id": _id(self.trace_id, TRACE_ID_BYTES),
+            "span_id": _id(self.span_id, SPAN_ID_BYTES),
+            "parent_id": self.parent_id if _fits(self.parent_id, SPAN_ID_BYTES) else None,
+            "name": str(self.name),
+            "start_ns": int(self.start_ns),
+            "end_ns": int(self.end_ns),
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "status": "error" if self.status == "error" else "ok",
+            "attributes": self.attributes,
+        }
+
+
+class Span:
+    """Context manager made by `Client.span`; records itself when it ends, as an error when an exception passes."""
+
+    def __init__(
+        self,
+        record: Callable[[SpanValues], None],
+        name: str,
+        trace_id: bytes | None,
+        parent: Span | bytes | None,
+        inputs: Any,
+        attributes: Mapping[str, Any] | None,
+    ) -> None:
+        above = parent if isinstance(parent, Span) else _current.get() if parent is None else None
+        parent_id = above.span_id if above else parent if isinstance(parent, bytes) else None
+        self.name = name
+        self.trace_id: bytes = trace_id or (above.trace_id if above else os.urandom(TRACE_ID_BYTES))
+        self.span_id: bytes = os.urandom(SPAN_ID_BYTES)
+        self.attributes: dict[str, Any] = dict(attributes or {})
+        # The root decides about a trace only when it is the same trace.
+        self._parent_id = parent_id if not above or above.trace_id == self.trace_id else None
+        self._record = record
+        self._inputs = inputs
+        self._outputs: Any = None
+        self._start_ns = time.time_ns()
+        self._token: contextvars.Token[Span | None] | None = None
+
+    def set_outputs(self, outputs: Any) -> None:
+        self._outputs = outputs
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        self.attributes[key] = value
+
+    def __enter__(self) -> Span:
+        self._start_ns = time.time_ns()
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            try:
+                _current.reset(self._token)
+            except ValueError:  # ended in another task than it began in
+                _current.set(None)
+        if kind is not None:
+            self.attributes.setdefault("error", f"{kind.__name__}: {error}")
+        self._record(
+            SpanValues(
+                self.name,
+                self._start_ns,
+                time.time_ns(),
+                self.trace_id,
+                self.span_id,
+                self._parent_id,
+                self._inputs,
+                self._outputs,
+                "ok" if kind is None else "error",
+                self.attributes,
+            )
+        )
+
+
+def _fits(value: object, size_bytes: int) -> bool:
+    return isinstance(value, bytes) and len(value) == size_bytes and any(value)
+
+
+def _id(value: bytes | None, size_bytes: int) -> bytes:
+    return value if value is not None and _fits(value, size_bytes) else os.urandom(size_bytes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 
 from support.processes import children, command_line, kill, wait_for, wait_gone, zombies
 from support.site import Site
+
+pytest_plugins = ["support.mlflow_server"]  # the session-wide fixture `mlflow_server`
 
 PR_SET_CHILD_SUBREAPER = 36
 LEFT_S = 5.0  # how long an orphan may take to notice that its parent is gone
@@ -53,3 +57,12 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder outside /tmp that users other than ours can reach."""
+    path = Path(tempfile.mkdtemp(prefix="verl-shipper-test-", dir="/var/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)

@@ -14,16 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
+from support.oracle import Status
 from support.processes import children, command_line, descendants, is_alive, kill, wait_for, wait_gone
 from support.site import Site
 
 SHIPPER = [sys.executable, "-m", "verl_shipper"]
 READY_S = 30.0
 STOP_S = 10.0  # the promise: SIGTERM ends a daemon in less
-
-Status = dict[str, Any]
 
 
 def shipper(

@@ -1,7 +1,7 @@
 """Disks that fail on command: an ext4 image that loses its unsynced pages, a tmpfs that is too small. Needs root.
 
 The power failure is EXT4_IOC_SHUTDOWN without flushing the log: from then on every write fails, and the next mount
-replays the journal. What was not fsynced is gone or NUL, and a file renamed without fsync is empty, as after a real one.
+replays the journal. What was not fsynced is gone or NUL, a file renamed without fsync is empty, as after a real one.
 
 Promises: what was mounted is unmounted, even when the test failed. On failure: CalledProcessError with what was said.
 """

@@ -10,13 +10,18 @@ Must not know: daemons, kills. On failure: AssertionError that names the first f
 from __future__ import annotations
 
 import json
-import warnings
+import os
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+MLFLOW_READER = Path(__file__).with_name("mlflow_reader.py")
+Status = dict[str, Any]  # the JSON of `verl-shipper status --json`
 
 FIGURES = {"logged", "delivered", "sampled_out", "dead_lettered", "dropped", "pending", "parked", "last_error"}
 
@@ -120,7 +125,7 @@ def assert_ledger(found: Sequence[int], ledger: Sequence[int], kills: int, where
     assert len(extra) <= kills, f"{where}: {len(extra)} records that nobody logged: {extra[:8]}"
 
 
-def assert_law(status: dict[str, Any], *, pending: int | None = None) -> None:
+def assert_law(status: Status, *, pending: int | None = None) -> None:
     """The law of accounting holds for every backend, in total and per run, and the runs add up to the total."""
     assert status["backends"], "no backend in status"
     for name, total in status["backends"].items():
@@ -141,36 +146,41 @@ def accounted(figures: dict[str, Any]) -> int:
     return dropped + sum(int(figures[name]) for name in ("delivered", "sampled_out", "dead_lettered", "pending"))
 
 
-def mlflow_runs(uri: str, project: str) -> list[Any]:
-    """Runs of an experiment of MLflow, as its own client tells."""
-    client = _mlflow(uri)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        experiment = client.get_experiment_by_name(project)
-        if experiment is None:
-            return []
-        return list(client.search_runs([experiment.experiment_id], max_results=1000))
+@dataclass(frozen=True, slots=True)
+class MlflowRun:
+    """One run as MLflow's own client tells it; `points` holds every point of the keys asked for, doubles included."""
+
+    mlflow_id: str
+    name: str
+    status: str
+    tags: dict[str, str]
+    params: dict[str, str]
+    latest: dict[str, float]
+    points: dict[str, list[list[float]]]
+    artifacts: list[str]
+
+    def history(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of every point."""
+        return [(int(step), value) for step, value in self.points[key]]
 
 
-def mlflow_run(uri: str, project: str, run_id: str) -> Any:
+def mlflow_runs(uri: str, project: str, *keys: str) -> list[MlflowRun]:
+    """All runs of a project at MLflow."""
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", str(MLFLOW_READER), uri, project, *keys],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, f"cannot read mlflow at {uri}:\n{result.stderr[-3000:]}"
+    return [MlflowRun(**run) for run in json.loads(result.stdout)]
+
+
+def mlflow_run(uri: str, project: str, run_id: str, *keys: str) -> MlflowRun:
     """The one MLflow run of `run_id`: it names our id in one of its tags. There must be exactly one."""
-    runs = [run for run in mlflow_runs(uri, project) if any(run_id in tag for tag in run.data.tags.values())]
+    runs = [run for run in mlflow_runs(uri, project, *keys) if any(run_id in tag for tag in run.tags.values())]
     assert len(runs) == 1, f"{len(runs)} runs at mlflow for {run_id!r} in {project!r}"
     return runs[0]
-
-
-def mlflow_history(uri: str, project: str, run_id: str, key: str) -> list[tuple[int, float]]:
-    """(step, value) of every point MLflow holds, doubles included."""
-    run = mlflow_run(uri, project, run_id)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        points = _mlflow(uri).get_metric_history(run.info.run_id, key)
-    return [(point.step, point.value) for point in points]
-
-
-def _mlflow(uri: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from mlflow.tracking import MlflowClient
-
-        return MlflowClient(tracking_uri=uri)

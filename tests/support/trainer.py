@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from support.processes import kill
+from support.processes import kill, wait_for
 from support.site import Site
 
 COUNTING = Path(__file__).with_name("counting_trainer.py")
+AS_USER = Path(__file__).with_name("as_user.py")
 
 
 class Ledger:
@@ -43,6 +44,10 @@ class Ledger:
     def last(self) -> int:
         values = self.values()
         return values[-1] if values else -1
+
+    def wait_for(self, value: int, timeout_s: float = 30.0) -> None:
+        """Wait until `value` has been logged."""
+        wait_for(lambda: self.last() >= value, timeout_s, f"the trainer logs {value}")
 
 
 @final
@@ -105,10 +110,14 @@ def counting_trainer(
     first: int = 0,
     count: int = 1_000_000_000,
     pace_s: float = 0.002,
+    pad_bytes: int = 0,
     env: Mapping[str, str] | None = None,
 ) -> Trainer:
-    """A trainer that logs `{"n": i}` at step i from `first` on, and notes each return in the ledger."""
-    return Trainer(site, COUNTING, project, run_id, first, count, pace_s, ledger.path, env=env)
+    """A trainer that logs `{"n": i}` at step i from `first` on, and notes each return in the ledger.
+
+    `pad_bytes` makes each record that much longer by a text among its values.
+    """
+    return Trainer(site, COUNTING, project, run_id, first, count, pace_s, ledger.path, pad_bytes, env=env)
 
 
 def write_script(site: Site, source: str, name: str = "train") -> Path:
@@ -145,3 +154,9 @@ def run_script(
 def usable_root() -> bool:
     """Whether we may mount, set user ids and the like."""
     return os.geteuid() == 0
+
+
+def as_user(uid: int | str, *hidden: str) -> list[str]:
+    """Words to put in front of a command so that it runs as another user ("-": as this one), see as_user.py."""
+    options = [word for folder in hidden for word in ("--hide", folder)]
+    return [sys.executable, str(AS_USER), str(uid), *options, "--"]

@@ -6,6 +6,7 @@ A round is one `kill -9`. What is held against the product is the ledger: a line
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable
 
@@ -196,3 +197,22 @@ def test_a_backend_that_hangs_for_ever_delays_nobody_and_no_stop(site: Site) -> 
     oracle.assert_law(status)
     assert status["backends"]["mlflow"]["delivered"] == 0
     assert status["backends"]["mlflow"]["pending"] == status["backends"]["mlflow"]["logged"]
+
+
+def test_a_lane_that_is_stopped_neither_keeps_the_daemon_from_ending_nor_survives_it(site: Site) -> None:
+    """SIGSTOP to a lane: it can not take part in its own end. What it had not delivered comes by the next daemon."""
+    ledger = Ledger(site.root / "ledger")
+    with Daemon(site, *site.file_backend()) as daemon:
+        wait_for(daemon.lanes, 30, "a lane lives")
+        for lane in daemon.lanes():
+            kill(lane, signal.SIGSTOP)
+        counting_trainer(site, ledger, count=500, pace_s=0).wait()
+        took_s = daemon.stop()
+        daemon.start()
+        status = daemon.wait_settled(502)
+
+    assert took_s < 10
+    lines = oracle.read_lines(site.output("count", "exp", "r1"))
+    oracle.assert_once_in_order(lines)
+    oracle.assert_exactly(oracle.values(lines, "n"), [(n, float(n)) for n in range(500)], "file")
+    oracle.assert_law(status, pending=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import oracle
-from support.daemon import SHIPPER, Daemon
+from support.daemon import SHIPPER, Daemon, shipper
 from support.mlflow_server import MlflowServer
 from support.processes import wait_for
 from support.site import Site
@@ -206,6 +206,21 @@ def _wait_values(site: Site, run_id: str, expected: list[int], damage: str) -> N
 
     wait_for(lambda: len(so_far()) >= len(expected), 60, f"{run_id} is complete after {damage}")
     assert so_far() == expected, f"{run_id} after {damage}"
+
+
+def test_flush_after_the_state_was_lost_repeats_nothing(site: Site, tmp_path: Path) -> None:
+    """Sibling: an archive is flushed, the state is gone, it is flushed again into the same output."""
+    build_stream(site.spool, "r1", records_per_segment=300)
+    login = Site(tmp_path / "login")
+
+    first = shipper(login, "flush", site.spool, *login.file_backend())
+    shutil.rmtree(login.state)
+    second = shipper(login, "flush", site.spool, *login.file_backend())
+
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    lines = oracle.read_lines(login.output("field", "exp", "r1"))
+    oracle.assert_once_in_order(lines)
+    assert [int(value) for _, value in oracle.values(lines, "n")] == list(range(298))
 
 
 def test_an_orphaned_folder_without_a_header_disturbs_nobody(site: Site) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from support.processes import children, command_line, descendants, is_alive, kil
 from support.site import Site
 
 SHIPPER = [sys.executable, "-m", "verl_shipper"]
+READY = re.compile(r"\bready\b")
 READY_S = 30.0
 STOP_S = 10.0  # the promise: SIGTERM ends a daemon in less
 
@@ -94,7 +96,7 @@ class Daemon:
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         def ready() -> bool:
-            if "ready" in self.words():
+            if READY.search(self.words()):
                 return True
             assert self.process is not None
             assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.words()}"

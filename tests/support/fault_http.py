@@ -24,6 +24,7 @@ from typing import Any, ClassVar, final
 from urllib.parse import urlsplit
 
 UPSTREAM_S = 60.0
+ABORT = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close throws the connection away
 
 
 class Mode(enum.Enum):
@@ -110,7 +111,10 @@ class _Server(ThreadingHTTPServer):
     def shutdown_request(self, request: Any) -> None:
         with self._guard:
             self._open.discard(request)
-        super().shutdown_request(request)
+        if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(ABORT)) == ABORT:
+            self.close_request(request)  # without a shutdown first: RST instead of FIN
+        else:
+            super().shutdown_request(request)
 
     def cut_connections(self) -> None:
         with self._guard:
@@ -185,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reset(self) -> None:
         """RST instead of FIN: what a proxy that dies sends."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:

@@ -91,8 +91,9 @@ def _check(header: StreamHeader) -> None:
         value = getattr(header, name)
         if not isinstance(value, str) or len(value) != 32 or set(value) - set("0123456789abcdef"):
             raise CorruptionError(f"{name} is not 32 hexadecimal digits")
-    texts = (header.run_id, header.project, header.experiment, header.process.node, header.process.boot_id)
-    numbers = (header.rank, header.world, header.created_ns, header.process.pid, header.process.start_ticks)
+    process = header.process
+    texts = (header.run_id, header.project, header.experiment, process.node, process.boot_id, process.pid_namespace)
+    numbers = (header.rank, header.world, header.created_ns, process.pid, process.start_ticks, process.uid)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in numbers):
         raise CorruptionError("stream header fields have wrong types")
     if header.stream_class not in (SCALARS, BULK):

@@ -6,6 +6,7 @@ A cursor is (offset, ordinal): the next byte to understand and the next record t
     valid frame                                         Frame
     damage in front of a valid frame                    Damage(bytes skipped), then the frame
     torn or unfinished bytes at the stream's end        nothing yet; Damage when the stream is `final`
+    the same at a segment's end, and a next one exists  Damage
     next segment begins behind the end of this one      Gap(bytes missing)
     a segment that cannot be opened or is a directory   Gap over it, once the next segment exists or the stream is final
     zero-filled tail                                    like torn bytes
@@ -13,7 +14,8 @@ A cursor is (offset, ordinal): the next byte to understand and the next record t
 Losses are not judged here but by `account`, which turns a step from one ordinal to another into numbers: a jump is
 records missing, a loss frame gives missing records their true reason.
 
-Must not know: sockets, trackers, who wrote the stream. On failure: OSError of the folder itself; never of one segment.
+Must not know: sockets, trackers, who wrote the stream. On failure: OSError of the folder itself, or of this process
+when it is out of descriptors or memory; never of one segment.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from typing import TypeAlias
 
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.files import Files, RealFiles
-from verl_shipper_spool.frame import HEADER_BYTES, PAYLOAD_BYTES_MAX, Kind, scan
-from verl_shipper_spool.record import decode_loss
-from verl_shipper_spool.segment import Segment, list_segments, segment_at
+from verl_shipper_spool.frame import HEADER_BYTES, PAYLOAD_BYTES_MAX, Found, Kind, scan
+from verl_shipper_spool.record import Loss, decode_loss
+from verl_shipper_spool.segment import Segment, is_our_own_trouble, list_segments, segment_at
 
 READ_BYTES = 1024 * 1024
 # A valid frame that begins at the cursor is complete within this many bytes.
@@ -67,54 +69,66 @@ Finding: TypeAlias = Frame | Damage | Gap
 
 @dataclass(slots=True)
 class Ledger:
-    """Running account of one stream at one reader: every ordinal below `ordinal` is seen or dropped with a reason."""
+    """Running account of one stream at one reader: every ordinal below `ordinal` is seen or dropped with a reason.
+
+    Sums are exact. Reasons are as exact as the order of the stream: a loss frame that comes long after the jump it
+    explains may give its reason to other records that are missing.
+    """
 
     ordinal: int = 0
     seen: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     damaged: bool = False
 
-    def account(self, finding: Finding) -> None:
-        """Take one finding into account. Damage is remembered until the next frame tells how many records it cost."""
+    def account(self, finding: Finding) -> bool:
+        """Take one finding into account; True when it is a record that was not seen before.
+
+        Damage is remembered until the next frame tells how many records it cost.
+        """
         if isinstance(finding, Damage):
             self.damaged = True
-        elif isinstance(finding, Frame):
-            if finding.ordinal > self.ordinal:
-                self.add(DAMAGED if self.damaged else MISSING, finding.ordinal - self.ordinal)
-                self.ordinal = finding.ordinal
-            self.damaged = False
-            if finding.kind is Kind.LOSS:
-                self._name_losses(finding.payload)
-            elif finding.ordinal == self.ordinal:
-                self.ordinal += 1
-                self.seen += 1
-            else:  # written by a signal handler in front of the record it interrupted, which was taken for missing
-                self.seen += 1
-                self.move(MISSING, None, 1)
+        if not isinstance(finding, Frame):
+            return False
+        if finding.ordinal > self.ordinal:
+            self.add(DAMAGED if self.damaged else MISSING, finding.ordinal - self.ordinal)
+            self.ordinal = finding.ordinal
+        self.damaged = False
+        if finding.kind is Kind.LOSS:
+            try:
+                self.name(decode_loss(finding.payload))
+            except CorruptionError:
+                return False  # its records stay missing, without a better reason
+            return False
+        if finding.ordinal == self.ordinal:
+            self.ordinal += 1
+        elif not self.move(MISSING, None, 1) and not self.move(DAMAGED, None, 1):
+            return False  # the same bytes twice
+        # else written by a signal handler in front of the record it interrupted, which was taken for missing
+        self.seen += 1
+        return True
+
+    def name(self, loss: Loss) -> None:
+        """Records that never reached the stream, and why: by a loss frame, or by the journal of a dead writer."""
+        if loss.end > self.ordinal:
+            self.add(MISSING, loss.end - self.ordinal)
+            self.ordinal = loss.end
+        moved = self.move(MISSING, loss.reason, loss.count)
+        self.move(DAMAGED, loss.reason, loss.count - moved)
 
     def add(self, reason: str, count: int) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def move(self, source: str, target: str | None, count: int) -> None:
-        """Give up to `count` records of one reason another one (None: they did arrive)."""
+    def move(self, source: str, target: str | None, count: int) -> int:
+        """Give up to `count` records of one reason another one (None: they did arrive); returns how many."""
         count = min(count, self.dropped.get(source, 0))
         if not count:
-            return
+            return 0
         self.dropped[source] -= count
         if not self.dropped[source]:
             del self.dropped[source]
         if target is not None:
             self.add(target, count)
-
-    def _name_losses(self, payload: bytes) -> None:
-        try:
-            loss = decode_loss(payload)
-        except CorruptionError:
-            return
-        if loss.end > self.ordinal:
-            self.add(MISSING, loss.end - self.ordinal)
-            self.ordinal = loss.end
-        self.move(MISSING, loss.reason, loss.count)
+        return count
 
 
 class StreamReader:
@@ -137,12 +151,22 @@ class StreamReader:
             if behind is not None and (until is None or behind.first_offset <= until):
                 return [Gap(offset, behind.first_offset)], behind.first_offset
             return [], offset
-        data, readable = self._bytes(segment, offset, bytes_max, behind, until)
-        if data:
-            found, offset = self._frames(segment, data, offset, bytes_max, behind, until)
+        # The budget first; more only for a frame, or a damage, that is larger than the budget.
+        for size in (bytes_max, READ_BYTES, 2 * FRAME_BYTES_MAX):
+            data, readable = self._bytes(segment, offset, max(size, bytes_max), behind, until)
+            found, understood = scan(data)
             if found:
-                return found, offset
-        return self._past_end(segment, offset, len(data), behind, readable=readable, final=final)
+                return [_finding(item, offset) for item in found], offset + understood
+            if len(data) < size:
+                break
+        if len(data) > FRAME_BYTES_MAX:
+            hopeless = len(data) - FRAME_BYTES_MAX  # no valid frame begins there: it would be complete by now
+            return [Damage(offset, offset + hopeless)], offset + hopeless
+        if behind is not None and (until is None or behind.first_offset <= until):
+            return _left(offset, len(data), behind.first_offset), behind.first_offset
+        if final and behind is None:
+            return self._end(segment, offset, len(data), until, readable=readable)
+        return [], offset
 
     def frames(self, offset: int = 0, *, final: bool = False) -> Iterator[Finding]:
         """All findings from `offset` to the present end."""
@@ -184,59 +208,37 @@ class StreamReader:
         except FileNotFoundError:
             self._segments = []  # reclaimed while we looked; the next call sees the folder as it is
             return b"", False
-        except OSError:
+        except OSError as error:
+            if is_our_own_trouble(error):
+                raise
             return b"", False
 
-    def _frames(
-        self,
-        segment: Segment,
-        data: bytes,
-        offset: int,
-        bytes_max: int,
-        behind: Segment | None,
-        until: int | None,
+    def _end(
+        self, segment: Segment, offset: int, left: int, until: int | None, *, readable: bool
     ) -> tuple[list[Finding], int]:
-        found, understood = scan(data)
-        if not found and len(data) == bytes_max and bytes_max < 2 * FRAME_BYTES_MAX:
-            bigger = 2 * FRAME_BYTES_MAX if bytes_max >= READ_BYTES else READ_BYTES
-            data, _ = self._bytes(segment, offset, bigger, behind, until)
-            found, understood = scan(data)
-        if not found and len(data) > FRAME_BYTES_MAX:
-            hopeless = len(data) - FRAME_BYTES_MAX  # no valid frame begins there: it would be complete by now
-            return [Damage(offset, offset + hopeless)], offset + hopeless
-        findings: list[Finding] = []
-        for item in found:
-            if item.kind is Kind.DAMAGE:
-                findings.append(Damage(offset + item.start, offset + item.end))
-            else:
-                findings.append(Frame(item.kind, item.ordinal, item.payload, offset + item.end))
-        return findings, offset + understood
-
-    def _past_end(
-        self,
-        segment: Segment,
-        offset: int,
-        left: int,
-        behind: Segment | None,
-        *,
-        readable: bool,
-        final: bool,
-    ) -> tuple[list[Finding], int]:
-        """Nothing understandable at `offset`; `left` bytes there are no frame (yet)."""
-        if behind is not None:
-            findings: list[Finding] = []
-            if left:
-                findings.append(Damage(offset, offset + left))
-            if offset + left < behind.first_offset and (not readable or left == 0 or self._short(segment, behind)):
-                findings.append(Gap(offset + left, behind.first_offset))
-            return findings, behind.first_offset
-        if final and left:
-            return [Damage(offset, offset + left)], offset + left
-        return [], offset
-
-    def _short(self, segment: Segment, behind: Segment) -> bool:
+        """The last bytes of a stream that nobody appends to any more: `left` of them could be read and are no frame."""
         try:
-            return segment.first_offset + self._files.size(segment.path) < behind.first_offset
+            end = segment.first_offset + self._files.size(segment.path)
         except OSError:
-            return True
+            end = offset + left
+        if until is not None and end > until:
+            return [], offset  # not the end yet, only as far as we may read
+        if readable:
+            end = offset + left
+        return _left(offset, left, end), max(end, offset)
 
+
+def _finding(item: Found, offset: int) -> Finding:
+    if item.kind is Kind.DAMAGE:
+        return Damage(offset + item.start, offset + item.end)
+    return Frame(item.kind, item.ordinal, item.payload, offset + item.end)
+
+
+def _left(offset: int, left: int, end: int) -> list[Finding]:
+    """`left` bytes at `offset` are no frame, and those from there to `end` are not there."""
+    findings: list[Finding] = []
+    if left:
+        findings.append(Damage(offset, offset + left))
+    if offset + left < end:
+        findings.append(Gap(offset + left, end))
+    return findings

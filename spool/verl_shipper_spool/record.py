@@ -113,10 +113,19 @@ def encode_loss(loss: Loss) -> bytes:
 def decode_loss(payload: bytes) -> Loss:
     """Loss of a payload. Raises CorruptionError when the payload is not format v1."""
     match _unpack(payload):
-        case [1, int(first), int(end), str(record_class), str(reason), *_] if 0 <= first < end:
-            return Loss(first, end, record_class, reason)
+        case [1, *fields]:
+            return loss_of(fields)
         case other:
             raise CorruptionError(f"not a version 1 loss: {other!r:.80}")
+
+
+def loss_of(fields: object) -> Loss:
+    """Loss of [first ordinal, ordinal behind the last, class, reason, …]. Raises CorruptionError."""
+    match fields:
+        case [int(first), int(end), str(record_class), str(reason), *_] if 0 <= first < end:
+            return Loss(first, end, record_class, reason)
+        case _:
+            raise CorruptionError(f"not a loss: {fields!r:.80}")
 
 
 def _pack(value: object) -> bytes:

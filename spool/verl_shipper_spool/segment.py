@@ -2,6 +2,7 @@
 
     <stream folder>/
       stream                               header, see header.py
+      losses                               loss journal, see loss_journal.py
       0000000000000000-0000000000000000.seg
       0000000000800123-00000000000011d7.seg
       └ first offset ──┘└ first ordinal ─┘     both hexadecimal
@@ -10,11 +11,13 @@ Offsets count the bytes of the whole stream from 0; a frame never spans two segm
 change once a frame there is complete, whoever holds the copy: that is what makes re-sending harmless.
 A name says where a segment begins and how many records came before, so that a missing one is an exact gap.
 
-Must not know: what is in a payload. On failure: an unreadable segment becomes a gap, and reading goes on.
+Must not know: what is in a payload. On failure: an unreadable segment becomes a gap, and reading goes on. OSError when
+the folder cannot be listed, or when this process is out of descriptors or memory (that is no gap: look again later).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -81,21 +84,32 @@ class RawReader:
         if index < 0 or index + 1 >= len(self._segments):
             self._segments = list_segments(self._files, self._folder)
             index = segment_at(self._segments, offset)
+        segments = self._segments
+        start = offset
         while True:
-            behind = self._segments[index + 1].first_offset if index + 1 < len(self._segments) else until
+            behind = segments[index + 1].first_offset if index + 1 < len(segments) else until
             end = min(behind, until)
-            if index >= 0 and offset < end:
-                data = self._try(self._segments[index], offset, min(bytes_max, end - offset))
+            if index >= 0 and start < end:
+                data = self._try(segments[index], start, min(bytes_max, end - start))
                 if data:
-                    return offset, data
-            if index + 1 >= len(self._segments) or behind >= until:
+                    return start, data
+            if index + 1 >= len(segments) or behind >= until:
                 return offset, b""
             index += 1
-            offset = max(offset, behind)
+            start = max(start, behind)
 
     def _try(self, segment: Segment, offset: int, size_bytes: int) -> bytes:
         try:
             return self._files.read(segment.path, offset - segment.first_offset, size_bytes)
-        except OSError:
-            self._segments = []
+        except FileNotFoundError:
+            self._segments = []  # removed while we looked; the next call sees the folder as it is
             return b""
+        except OSError as error:
+            if is_our_own_trouble(error):
+                raise
+            return b""
+
+
+def is_our_own_trouble(error: OSError) -> bool:
+    """Whether a read failed for want of descriptors or memory in this process: says nothing about the file."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)

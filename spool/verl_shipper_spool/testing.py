@@ -1,4 +1,4 @@
-"""A malicious file system for tests: short writes, full disks, and the loss of what was never synced.
+"""A malicious file system for tests: short writes, full disks, unreadable files, and the loss of what was never synced.
 
 `FaultyFiles` works on a real folder and keeps, beside it, what would survive a power cut: for each file the content
 at its last sync. `power_cut` puts the disk into that state, with a NUL-filled tail in place of unsynced bytes (as
@@ -21,16 +21,15 @@ class FaultyFiles(RealFiles):
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - not a secret
-        self.full = False  # every write fails with ENOSPC
-        self.short_writes_next = 0  # so many of the next writes are cut short, then ENOSPC
+        self.full = False  # nothing takes more space: create, write, reserve and replace fail with ENOSPC
+        self.short_writes_next = 0  # so many of the next writes put down only a part
+        self.truncate_fails = False
+        self.read_errors: dict[str, int] = {}  # path → errno of every read
         self._paths: dict[int, str] = {}
         self._durable: dict[str, bytes] = {}  # path → content that survives a power cut
 
-    write = None  # type: ignore[assignment]  # replaced per instance below
-
     def create(self, path: str) -> int:
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device", path)
+        self._need_space(path)
         fd = super().create(path)
         self._paths[fd] = path
         return fd
@@ -40,45 +39,62 @@ class FaultyFiles(RealFiles):
         self._paths[fd] = path
         return fd
 
+    def reserve(self, path: str, size_bytes: int) -> int:
+        self._need_space(path)
+        return super().reserve(path, size_bytes)
+
+    def write(self, fd: int, data: bytes) -> int:
+        if self.short_writes_next > 0:
+            self.short_writes_next -= 1
+            return os.write(fd, data[: self.random.randint(0, max(len(data) - 1, 0))])
+        self._need_space(self._paths.get(fd, ""))
+        return os.write(fd, data)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        if self.truncate_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self._paths.get(fd, ""))
+        os.ftruncate(fd, size_bytes)
+
     def sync(self, fd: int) -> None:
         super().sync(fd)
-        path = self._paths[fd]
-        with open(path, "rb") as file:
-            self._durable[path] = file.read()
+        self._keep(self._paths[fd])
 
-    def replace(self, path: str, content: bytes) -> None:
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device", path)
-        super().replace(path, content)
-        self._durable[path] = content
+    def sync_file(self, path: str) -> None:
+        super().sync_file(path)
+        self._keep(path)
+
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        if path in self.read_errors:
+            raise OSError(self.read_errors[path], os.strerror(self.read_errors[path]), path)
+        return super().read(path, offset, size_bytes)
 
     def remove(self, path: str) -> None:
         super().remove(path)
         self._durable.pop(path, None)
+
+    def replace(self, path: str, content: bytes, *, durable: bool = True) -> None:
+        self._need_space(path)
+        super().replace(path, content, durable=durable)
+        self._durable[path] = content if durable else b""  # ext4: renamed without fsync is empty afterwards
 
     def power_cut(self, folder: str, *, nul_tail: bool) -> None:
         """Leave below `folder` only what was synced; an unsynced tail is lost or becomes NULs."""
         for root, _folders, names in os.walk(folder):
             for name in names:
                 path = os.path.join(root, name)
-                size = os.path.getsize(path)
                 content = self._durable.get(path)
                 if content is None:
                     os.unlink(path)
                     continue
-                tail = b"\0" * self.random.randint(0, size - len(content)) if nul_tail and size > len(content) else b""
+                unsynced = max(os.path.getsize(path) - len(content), 0)
+                tail = b"\0" * self.random.randint(0, unsynced) if nul_tail else b""
                 with open(path, "wb") as file:
                     file.write(content + tail)
 
-    def _write(self, fd: int, data: bytes) -> int:
-        if self.short_writes_next > 0:
-            self.short_writes_next -= 1
-            return os.write(fd, data[: self.random.randint(0, max(len(data) - 1, 0))])
+    def _keep(self, path: str) -> None:
+        with open(path, "rb") as file:
+            self._durable[path] = file.read()
+
+    def _need_space(self, path: str) -> None:
         if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return os.write(fd, data)
-
-    def __getattribute__(self, name: str) -> object:
-        return object.__getattribute__(self, "_write" if name == "write" else name)
-
-
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)

@@ -6,19 +6,22 @@ When `append` has returned True the record survives the death of the process (th
 short write is cut back to the last good offset, the loss is counted in the journal, and declared in the stream by a
 loss frame as soon as there is room again. Nobody ever appends to another process's file: a new process, a new stream.
 
-Reentrant: a signal handler may call `append` while it interrupts another `append` of the same thread. Threads are kept
-apart by the caller (one lock per client). Only the outermost call rolls segments.
+Reentrant: a signal handler may call `append` while it interrupts another `append` of the same thread. Its frame goes
+straight into the file, except while the interrupted call is off its fast path (opening, rolling, cutting back): then
+that call writes it before it returns. Only the outermost call rolls, cuts and declares. A handler may also raise: the
+writer then looks up what the file holds. Threads are kept apart by the caller (one lock per client); `sync` needs none.
 
 Must not know: what is in a payload, who reads the stream. On failure: returns False, never raises OSError.
 """
 
 from __future__ import annotations
 
-import itertools
+import errno
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import length_hint
 from zlib import crc32
 
 from verl_shipper_spool.files import Files, RealFiles
@@ -38,6 +41,8 @@ from verl_shipper_spool.record import Loss, encode_loss
 from verl_shipper_spool.segment import SEGMENT_BYTES_MAX, segment_name
 
 REOPEN_PAUSE_S = 1.0  # a spool that cannot be opened is tried again this often, not at every record
+ROLL_RETRY_BYTES = 64 * 1024  # when no new segment can be made, the old one goes on for so long
+ORDINALS_MAX = 2**62
 _RECORD_SEED = SEED[RECORD_TAG]
 
 
@@ -51,6 +56,7 @@ class OwnSegment:
     record_class: str
     end_offset: int | None = None
     end_ordinal: int | None = None
+    lost_records: int = 0  # of its ordinals, those that never reached it
 
     @property
     def size_bytes(self) -> int:
@@ -80,44 +86,59 @@ class StreamWriter:
         self._segment_bytes_max = segment_bytes_max
         self._on_roll = on_roll
         ballast_bytes = BALLAST_BYTES if header.stream_class == SCALARS else 0
-        self._journal = LossJournal(self.folder, ballast_bytes=ballast_bytes)
-        self._ordinals = itertools.count()
-        self._next_ordinal = 0
+        self._journal = LossJournal(self.folder, files=self._files, ballast_bytes=ballast_bytes)
+        self._ordinals = iter(range(ORDINALS_MAX))  # next() is atomic, length_hint() tells how far it is
         self._fd = -1
+        self._segment_offset = 0  # where the segment behind _fd begins
         self._roll_at = 0
         self._record_class = ""
+        self._opened = False
         self._reopen_at_s = 0.0
-        self._rolling = False
+        self._busy = False  # an append is under way: who finds it set is a signal handler inside it
+        self._slow = False  # …and it is off its fast path
+        self._in_doubt = False  # an interruption left `end_offset` behind the file's true end
+        self._waiting: list[tuple[int, bytes, str]] = []  # records of handlers that came while _slow
+        self._unsynced: list[str] = []  # segments that may hold bytes no sync has seen; the last is written to
+        self._synced_name = ""  # newest segment whose name is durable
 
     def append(self, payload: bytes, record_class: str) -> bool:
         """Append one record. True when it is kept, False when it was dropped and counted.
 
         `record_class` is "metrics", "generations", "span", …: what a quota may drop first, told in losses.
         """
-        ordinal = next(self._ordinals)
-        self._next_ordinal = ordinal + 1
-        if record_class is not self._record_class or self.end_offset >= self._roll_at or self._journal.pending:
-            self._prepare(ordinal, record_class)
-        length = len(payload)
-        if not 0 < length <= PAYLOAD_BYTES_MAX:
-            return self._lose(ordinal, record_class, "too_large")
-        crc = crc32(payload, crc32(CHECKED.pack(length, ordinal), _RECORD_SEED))
-        frame = HEADER.pack(RECORD_TAG, crc, length, ordinal) + payload
-        size = length + HEADER_BYTES
+        if self._busy:
+            return self._append_inside(payload, record_class)
+        self._busy = True
         try:
-            written = self._write(self._fd, frame)
-        except OSError as error:
-            return self._lose(ordinal, record_class, self._reason(error))
-        if written != size:
-            self._cut_back()
-            return self._lose(ordinal, record_class, "disk_full")
-        self.end_offset += size
-        return True
+            ordinal = next(self._ordinals)
+            if record_class is not self._record_class or self.end_offset >= self._roll_at or self._journal.pending:
+                self._prepare(ordinal, record_class)
+            length = len(payload)
+            if not 0 < length <= PAYLOAD_BYTES_MAX:
+                return self._lose(ordinal, record_class, "too_large")
+            crc = crc32(payload, crc32(CHECKED.pack(length, ordinal), _RECORD_SEED))
+            frame = HEADER.pack(RECORD_TAG, crc, length, ordinal) + payload
+            size = length + HEADER_BYTES
+            try:
+                written = self._write(self._fd, frame)
+            except OSError as error:
+                return self._lose(ordinal, record_class, self._reason(error))
+            if written != size:
+                self._cut_back(written)
+                return self._lose(ordinal, record_class, "disk_full")
+            self.end_offset += size
+            return True
+        except BaseException:  # a signal handler raised in our midst, perhaps between the write and its count
+            self._in_doubt = True
+            self._roll_at = 0
+            raise
+        finally:
+            self._busy = False
 
     @property
     def records(self) -> int:
         """Records that were offered so far, kept or lost."""
-        return self._next_ordinal
+        return ORDINALS_MAX - length_hint(self._ordinals)
 
     @property
     def sealed_bytes(self) -> int:
@@ -141,29 +162,50 @@ class StreamWriter:
         for segment in self.segments:
             if segment.end_ordinal is None or (record_class and segment.record_class != record_class):
                 continue
-            loss = Loss(segment.first_ordinal, segment.end_ordinal, segment.record_class, reason)
             self.segments.remove(segment)
             self._remove(segment)
-            if loss.count:
-                self.lost_records += loss.count
-                self._journal.add_range(loss)
-            return loss.count
+            self.lost_records += segment.end_ordinal - segment.first_ordinal - segment.lost_records
+            if segment.end_ordinal > segment.first_ordinal:
+                # Loss frames in the segment went with it, so that its losses are declared anew.
+                self._journal.add(Loss(segment.first_ordinal, segment.end_ordinal, segment.record_class, reason))
+            return segment.end_ordinal - segment.first_ordinal
         return 0
 
     def declare_losses(self) -> bool:
         """Write pending losses as loss frames. True when none is left."""
-        return not self._journal.pending or self._declare(self._next_ordinal)
+        if self._journal.pending and not self._busy:
+            self._busy = True
+            try:
+                self._prepare(self.records, self._record_class)
+            finally:
+                self._busy = False
+        return not self._journal.pending
 
     def sync(self) -> None:
         """Make appended bytes durable against power loss. Raises OSError. Called off the training thread."""
-        if self._fd >= 0:
-            self._files.sync(self._fd)
+        paths = list(self._unsynced)
+        if not paths:
+            return
+        for path in paths:
+            try:
+                self._files.sync_file(path)
+            except FileNotFoundError:
+                continue  # acknowledged or shed
+        if paths[-1] != self._synced_name:
+            if not self._synced_name:
+                self._files.sync_file(os.path.join(self.folder, HEADER_NAME))
+                self._files.sync_folder(os.path.dirname(self.folder))
+            self._files.sync_folder(self.folder)
+            self._synced_name = paths[-1]
+        del self._unsynced[: len(paths) - 1]
 
     def close(self) -> None:
-        """Close files; the stream stays as it is."""
-        if self._fd >= 0:
-            self._files.close(self._fd)
-            self._fd = -1
+        """Close files; the stream stays as it is. An append afterwards goes on in a new segment."""
+        if self._in_doubt:
+            self._settle()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._files.close(fd)
         self._roll_at = 0
         self._journal.close()
 
@@ -171,12 +213,35 @@ class StreamWriter:
         """In a fork child: let go of the parent's descriptors without touching its files."""
         self.close()
 
-    def _prepare(self, ordinal: int, record_class: str) -> None:
-        """The slow part of `append`: open, roll, declare losses. At most one at a time."""
-        if self._rolling:
-            return
-        self._rolling = True
+    def _append_inside(self, payload: bytes, record_class: str) -> bool:
+        """`append` in a signal handler that interrupted this writer."""
+        ordinal = next(self._ordinals)
+        if self._slow:
+            self._waiting.append((ordinal, payload, record_class))
+            return True
+        return self._put(ordinal, payload, record_class)
+
+    def _put(self, ordinal: int, payload: bytes, record_class: str) -> bool:
+        """The bare append: no rolling, no cutting, no declaring."""
+        if not 0 < len(payload) <= PAYLOAD_BYTES_MAX:
+            return self._lose(ordinal, record_class, "too_large")
+        frame = encode(payload, ordinal)
         try:
+            written = self._write(self._fd, frame)
+        except OSError as error:
+            return self._lose(ordinal, record_class, self._reason(error))
+        if written != len(frame):
+            self._doubt()
+            return self._lose(ordinal, record_class, "disk_full")
+        self.end_offset += written
+        return True
+
+    def _prepare(self, ordinal: int, record_class: str) -> None:
+        """The slow part of `append`: see what the file holds, open, roll, declare losses."""
+        self._slow = True
+        try:
+            if self._in_doubt and not self._settle():
+                return
             switched = bool(self._record_class) and record_class != self._record_class
             if self._fd < 0 or switched or self.end_offset >= self._roll_at:
                 self._roll(ordinal, record_class)
@@ -184,20 +249,24 @@ class StreamWriter:
             if self._journal.pending and self._fd >= 0:
                 self._declare(ordinal)
         finally:
-            self._rolling = False
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """Back on the fast path: write what signal handlers left meanwhile."""
+        self._slow = False
+        while self._waiting:
+            self._put(*self._waiting.pop(0))
 
     def _roll(self, ordinal: int, record_class: str) -> None:
         if self._fd < 0 and time.monotonic() < self._reopen_at_s:
             return
+        path = os.path.join(self.folder, segment_name(self.end_offset, ordinal))
         try:
-            if not self.segments and self.end_offset == 0:
-                self._make_folder()
-            path = os.path.join(self.folder, segment_name(self.end_offset, ordinal))
-            fd = self._files.create(path)
+            fd = self._create(path)
         except OSError as error:
-            self.last_error = f"{self.folder}: {error.strerror or error}"
+            self._note(error)
             self._reopen_at_s = time.monotonic() + REOPEN_PAUSE_S
-            self._roll_at = self.end_offset + 64 * 1024  # go on in the old segment, look again soon
+            self._roll_at = self.end_offset + ROLL_RETRY_BYTES
             return
         if self._fd >= 0:
             self._files.close(self._fd)
@@ -205,55 +274,102 @@ class StreamWriter:
             self.segments[-1].end_offset = self.end_offset
             self.segments[-1].end_ordinal = ordinal
         self.segments.append(OwnSegment(path, self.end_offset, ordinal, record_class))
+        self._unsynced.append(path)
         self._fd = fd
+        self._segment_offset = self.end_offset
         self._roll_at = self.end_offset + self._segment_bytes_max
         if self._on_roll is not None:
             self._on_roll()
 
-    def _make_folder(self) -> None:
+    def _create(self, path: str) -> int:
+        if self._opened:
+            try:
+                return self._files.create(path)
+            except FileNotFoundError:
+                self._synced_name = ""  # somebody removed the folder: begin it again, with a gap
         self._files.make_folder(self.folder)
         if HEADER_NAME not in self._files.names(self.folder):
-            self._files.replace(os.path.join(self.folder, HEADER_NAME), encode_header(self.header))
-            try:
-                self._journal.open()
-            except OSError as error:
-                self.last_error = f"no loss journal: {error.strerror or error}"
-
-    def _declare(self, ordinal: int) -> bool:
-        """Write all pending losses in front of record `ordinal`."""
-        frames = [encode(encode_loss(loss), ordinal, LOSS_TAG) for loss in self._journal.pending]
-        data = b"".join(frames)
+            # Not durable yet: `sync` sees to that, off the training thread.
+            header_path = os.path.join(self.folder, HEADER_NAME)
+            self._files.replace(header_path, encode_header(self.header), durable=False)
         try:
+            self._journal.open()
+        except OSError as error:
+            self._note(error)
+        fd = self._files.create(path)
+        self._opened = True
+        return fd
+
+    def _declare(self, ordinal: int) -> None:
+        """Write all pending losses in front of record `ordinal`."""
+        losses = self._journal.take()
+        declared = False
+        try:
+            data = b"".join(encode(encode_loss(loss), ordinal, LOSS_TAG) for loss in losses)
             written = self._write(self._fd, data)
-        except OSError:
-            return False
-        if written != len(data):
-            self._cut_back()
-            return False
-        self.end_offset += written
-        self._journal.clear()
-        return True
+            declared = written == len(data)
+            if declared:
+                self.end_offset += written
+            else:
+                self._truncate(written)
+        except OSError as error:
+            self._note(error)
+        finally:
+            self._journal.settle(losses, declared=declared)
 
     def _lose(self, ordinal: int, record_class: str, reason: str) -> bool:
         self.lost_records += 1
-        self._journal.add(ordinal, record_class, reason)
+        if self.segments:
+            self.segments[-1].lost_records += 1
+        self._journal.add(Loss(ordinal, ordinal + 1, record_class, reason))
         return False
 
     def _reason(self, error: OSError) -> str:
         if self._fd < 0:
             return "spool_unavailable"
-        self.last_error = f"{self.folder}: {error.strerror or error}"
-        return "disk_full" if error.errno in (28, 122) else "disk_error"  # ENOSPC, EDQUOT
+        self._note(error)
+        return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "disk_error"
 
-    def _cut_back(self) -> None:
+    def _cut_back(self, written: int) -> None:
         """Remove the part of a frame that did reach the file."""
+        self._slow = True
         try:
-            self._files.truncate(self._fd, self.end_offset - self.segments[-1].first_offset)
+            self._truncate(written)
+        finally:
+            self._let_in()
+
+    def _truncate(self, written: int) -> None:
+        """Cut off the last `written` bytes; with a signal handler's frame behind them they stay, as damage."""
+        good = self.end_offset - self._segment_offset
+        try:
+            if self._files.size(self._fd) == good + written:
+                self._files.truncate(self._fd, good)
+                return
         except OSError as error:
-            self.last_error = f"{self.folder}: {error.strerror or error}"
+            self._note(error)
+        self._doubt()
+
+    def _doubt(self) -> None:
+        self._in_doubt = True
+        self._roll_at = 0  # leads the next append to `_prepare`
+
+    def _settle(self) -> bool:
+        """After an interruption the file knows better than we do how long it is. False when it does not tell."""
+        if self._fd >= 0:
+            try:
+                self.end_offset = self._segment_offset + self._files.size(self._fd)
+            except OSError as error:
+                self._note(error)
+                return False
+            self._roll_at = self._segment_offset + self._segment_bytes_max
+        self._in_doubt = False
+        return True
+
+    def _note(self, error: OSError) -> None:
+        self.last_error = f"{error.filename or self.folder}: {error.strerror or error}"
 
     def _remove(self, segment: OwnSegment) -> None:
         try:
             self._files.remove(segment.path)
         except OSError as error:
-            self.last_error = f"{segment.path}: {error.strerror or error}"
+            self._note(error)

@@ -1,0 +1,159 @@
+"""Backend `mlflow`: one MLflow run per run, at a server (http, https) or in a database (sqlite:///path).
+
+    run_start     params from the flattened configuration; status RUNNING
+    metrics       one point per number, with the time and step of capture
+    generations   val_generations/step_N.json
+    span          a span of a trace that is linked to the run and tagged with step, sample_index, …
+    text          text/<key>/step_N.txt
+    run_finish    status FINISHED (exit code 0) or FAILED; only rank 0 speaks for the run
+
+Everything may be sent again at any time: MLflow keys points by (name, time, step, value), spans by their ids, params
+and artifacts by name. What it shows otherwise than it was logged: ±Inf as the largest finite number; a number without
+a step at step 0 (counted as no_step); a param that had another value at an earlier start keeps that one
+(param_changed).
+
+Settings: `tracking_uri` (else MLFLOW_TRACKING_URI), `run_id` (else MLFLOW_RUN_ID) to attach to a run, `timeout_s` per
+request, `artifact_location` for new experiments, `lock_dir`. Credentials: as MLflow reads them from the environment.
+
+    mlflow.py ── mlflow_plan.py ── mlflow_{names,params,artifacts,spans}.py      what is sent
+        └─────── mlflow_run.py ─── mlflow_http.py ── mlflow_outcome.py           how it is sent
+
+Must not know: cursors, backoff. On failure: the outcome of the first request that failed. Requests that were answered
+are not repeated when the same batch comes again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from verl_shipper.backends.base import Backend, Batch, Delivered, Limits, Memory, Outcome, Park, Reject, Retry, RunInfo
+from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker, database_path
+from verl_shipper.backends.mlflow_outcome import RefusedError
+from verl_shipper.backends.mlflow_plan import Planner, Request, deliver
+from verl_shipper.backends.mlflow_run import Place, RunFinder
+from verl_shipper.errors import ConfigError
+
+SEND_S_MAX = 60.0  # then the lane gets control back, well before it would think us hung
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the batch in flight has come: what was answered stays answered over retries."""
+
+    batch_id: str = ""
+    done: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
+    late: Counter[str] = field(default_factory=Counter)  # values found to be ignored while sending
+
+
+class MlflowBackend(Backend):
+    """Delivers one run to MLflow."""
+
+    name: ClassVar[str] = "mlflow"
+    limits: ClassVar[Limits] = Limits(items_max=500)
+
+    @classmethod
+    def check(cls, settings: Mapping[str, Any]) -> None:
+        check_uri(tracking_uri(settings))
+        timeout_s = settings.get("timeout_s", TIMEOUT_S)
+        if not isinstance(timeout_s, int | float) or not 1 <= timeout_s <= SEND_S_MAX:
+            raise ConfigError(
+                f"timeout_s is {timeout_s!r}",
+                where="backends.mlflow.timeout_s",
+                hint=f"give a number from 1 to {SEND_S_MAX:g}",
+            )
+        if importlib.util.find_spec("mlflow") is None:
+            raise ConfigError("mlflow is not installed", hint="pip install 'verl-shipper[mlflow]'")
+
+    def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
+        super().__init__(run, settings, memory)
+        self._tracker = Tracker(
+            tracking_uri(settings),
+            timeout_s=float(settings.get("timeout_s", TIMEOUT_S)),
+            artifact_location=settings.get("artifact_location"),
+        )
+        attach_id = settings.get("run_id") or os.environ.get("MLFLOW_RUN_ID")
+        self._finder = RunFinder(self._tracker, run, memory, attach_id=attach_id, lock_dir=settings.get("lock_dir"))
+        self._planner = Planner(self._tracker, memory)
+        self._place: Place | None = None
+        self._progress = Progress()
+
+    def open(self) -> Outcome | None:
+        try:
+            self._tracker.open()
+            self._place = self._finder.find()
+        except RefusedError as refused:
+            # A refusal at this point is no record's fault.
+            return Park(refused.outcome.reason) if isinstance(refused.outcome, Reject) else refused.outcome
+        except OSError as error:
+            return Retry(f"cannot look for the run: {error}")
+        return None
+
+    def upload(self, batch: Batch) -> Outcome:
+        if self._place is None:
+            outcome = self.open()
+            if outcome is not None or self._place is None:
+                return outcome or Retry("the run is not ready")
+        if self._progress.batch_id != batch.batch_id:
+            self._progress = Progress(batch.batch_id)
+        plan = self._planner.plan(batch, self._place, self._progress.late)
+        try:
+            self._send(plan.requests)
+        except RefusedError as refused:
+            if isinstance(refused.outcome, Park):
+                self._place = None  # the run may be gone; look again before the next attempt
+            return refused.outcome
+        refused_items = plan.refused | self._progress.refused
+        if refused_items:
+            reasons = list(dict.fromkeys(refused_items.values()))
+            return Reject("; ".join(reasons[:3]), sorted(refused_items))
+        remember = {} if plan.status_ns is None else {"status_ns": plan.status_ns}
+        return Delivered(remember, plan.ignored + self._progress.late)
+
+    def watermark(self) -> Mapping[str, int]:
+        return {}  # repeats are harmless
+
+    def close(self) -> None:
+        """The SDK's connections serve all runs of the process."""
+
+    def _send(self, requests: Sequence[Request]) -> None:
+        progress = self._progress
+        deadline_s = time.monotonic() + SEND_S_MAX
+        for request in requests[progress.done :]:
+            if time.monotonic() > deadline_s:
+                answered = f"{progress.done} of {len(requests)} requests answered in {SEND_S_MAX:g} s"
+                raise RefusedError(Retry(f"slow server: {answered}", 0.0))
+            progress.refused |= deliver(request.send, request.items)
+            progress.done += 1
+
+
+def tracking_uri(settings: Mapping[str, Any]) -> str:
+    """The URI that counts; empty when there is none."""
+    uri = settings.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or ""
+    return str(uri).rstrip("/")
+
+
+def check_uri(uri: str) -> None:
+    """Raise ConfigError for a URI that cannot work."""
+    where = "backends.mlflow.tracking_uri"
+    scheme, separator, rest = uri.partition("://")
+    if not uri:
+        hint = "set it, or MLFLOW_TRACKING_URI, to http://HOST:PORT or sqlite:////PATH/mlflow.db"
+        raise ConfigError("mlflow has no tracking URI", where=where, hint=hint)
+    if not separator or scheme == "file":
+        # MLflow's folder store shows a point twice when it is sent twice.
+        hint = "use sqlite:////PATH/mlflow.db, which needs no server either"
+        raise ConfigError(f"mlflow cannot be used with the folder {uri!r}", where=where, hint=hint)
+    if scheme.partition("+")[0] == "sqlite":
+        if database_path(uri) in (None, os.path.abspath("")):
+            raise ConfigError(f"{uri!r} names no file", where=where, hint="use sqlite:////PATH/mlflow.db")
+        if importlib.util.find_spec("sqlalchemy") is None:
+            raise ConfigError("sqlite needs the full mlflow, not mlflow-skinny", hint="pip install mlflow")
+    elif not rest.strip("/"):
+        raise ConfigError(f"{uri!r} names no host", where=where, hint="use http://HOST:PORT")

@@ -1,0 +1,90 @@
+"""Spans as MLflow takes them: OpenTelemetry protobuf with the ids that were frozen at capture. Pure.
+
+    trace_id (16 bytes), span_id (8)         MLflow upserts by them, so a repeat changes nothing
+    mlflow.spanInputs, mlflow.spanOutputs    JSON text
+    mlflow.traceTag.<name>                   on the root span only: becomes a tag of the trace (`tags.step = '7'`)
+
+A server takes the message by POST /v1/traces (MLflow >= 3.4), a database store as the SDK's own span objects.
+
+Must not know: batches, runs. On failure: ValueError for a span that cannot be one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from verl_shipper.values import to_json, visible
+
+SCOPE = "verl-shipper"
+TAGGED = ("step", "sample_index", "rollout_n", "validate", "experiment_name")
+TAG_PREFIX = "mlflow.traceTag."
+TIME_NS_MAX = 2**63 - 1
+
+
+def request_of(spans: list[Any]) -> Any:
+    """The OTLP request that carries `spans` (made by `span_of`)."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    scope.scope.name = SCOPE
+    scope.spans.extend(spans)
+    return request
+
+
+def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment: str) -> Any:
+    """The OpenTelemetry span of a span record. Raises ValueError when ids or times are not what they must be."""
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+    parent_id = b"" if body.get("parent_id") is None else id_of(body, "parent_id", 8)
+    span = Span(trace_id=id_of(body, "trace_id", 16), span_id=id_of(body, "span_id", 8), parent_span_id=parent_id)
+    span.name = visible(str(body.get("name") or "span"))
+    span.start_time_unix_nano = time_ns(body.get("start_ns"))
+    span.end_time_unix_nano = max(time_ns(body.get("end_ns")), span.start_time_unix_nano)
+    span.status.code = Status.STATUS_CODE_ERROR if body.get("status") == "error" else Status.STATUS_CODE_OK
+    attributes = body.get("attributes")
+    texts = attribute_texts(attributes if isinstance(attributes, Mapping) else {})
+    texts["mlflow.spanInputs"] = json_text(body.get("inputs"))
+    texts["mlflow.spanOutputs"] = json_text(body.get("outputs"))
+    if not parent_id:
+        texts |= trace_tags(attributes if isinstance(attributes, Mapping) else {}, step, rank, experiment)
+        texts[f"{TAG_PREFIX}mlflow.traceName"] = json_text(span.name)
+    for key, text in texts.items():
+        pair = span.attributes.add()
+        pair.key = key
+        pair.value.string_value = text
+    return span
+
+
+def attribute_texts(attributes: Mapping[Any, Any]) -> dict[str, str]:
+    """Attributes as JSON text; MLflow's own names stay MLflow's."""
+    names = ((visible(str(key)), value) for key, value in attributes.items())
+    return {f"user.{name}" if name.startswith("mlflow.") else name: json_text(value) for name, value in names if name}
+
+
+def trace_tags(attributes: Mapping[Any, Any], step: int | None, rank: int, experiment: str) -> dict[str, str]:
+    """What verl's own tracing makes tags of. Tags are strings, encoded once more as JSON."""
+    values = {"step": step, "experiment_name": experiment, "rank": rank}
+    values |= {name: attributes[name] for name in TAGGED if attributes.get(name) is not None}
+    return {
+        f"{TAG_PREFIX}{name}": json_text(str(to_json(value))) for name, value in values.items() if value is not None
+    }
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(to_json(value), ensure_ascii=False)
+
+
+def id_of(body: Mapping[str, Any], field: str, size_bytes: int) -> bytes:
+    value = body.get(field)
+    if isinstance(value, bytes) and len(value) == size_bytes and any(value):
+        return value
+    raise ValueError(f"a span needs a {field} of {size_bytes} bytes that are not all zero")
+
+
+def time_ns(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= TIME_NS_MAX:
+        raise ValueError(f"not a time in nanoseconds: {value!r:.40}")
+    return value

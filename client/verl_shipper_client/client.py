@@ -2,7 +2,7 @@
 
 Promises: no call raises into training, or waits for a network, a daemon, another process's lock or an fsync. When a
 call has returned, its record survives `kill -9`. Threads, forks, asyncio, signal handlers and interpreter shutdown are
-ordinary cases: one reentrant lock in the process; a fork child starts streams of its own; nothing depends on a clean exit.
+ordinary cases: one reentrant lock in the process, streams of its own for a fork child, no need of a clean exit.
 
 Must not know: daemon, trackers, torch, numpy. On failure: counted (`errors`) and told on stderr, once a minute.
 """

@@ -29,6 +29,7 @@ TICK_S = 0.1  # how often an idle sender looks; bounds the delay of a record on 
 BUSY_TICK_S = 0.005  # while more than one message is waiting
 SYNC_S = 1.0  # host power loss costs at most this much of what no daemon has
 HEARTBEAT_S = 10.0  # the header's mtime tells other hosts that we live
+NO_DAEMON_S = 0.6  # a drain waits so long for a first sign of life
 ROUND_BYTES_MAX = 2 * 1024 * 1024  # sent in one tick, so that the trainer gets the interpreter back
 
 
@@ -69,7 +70,7 @@ class Sender:
     def drain(self, timeout_s: float) -> bool:
         """Wait until the daemon has everything, or it shows no life, or time is over."""
         deadline_s = time.monotonic() + timeout_s
-        patience_s = time.monotonic() + min(timeout_s, 1.0)
+        patience_s = time.monotonic() + min(timeout_s, NO_DAEMON_S)
         while not self._all_acked():
             now_s = time.monotonic()
             met = any(track.link.state is State.STREAMING for track in self._tracks)

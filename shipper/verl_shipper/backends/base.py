@@ -40,12 +40,14 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One record on its way. (`stream_id`, `ordinal`) is unique for ever; `rank` is the writer's."""
+    """One record on its way. (`stream_id`, `ordinal`) is unique for ever; `rank` is the writer's; `payload` are the
+    record's bytes as the spool has them."""
 
     stream_id: str
     ordinal: int
     rank: int
     record: Record
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

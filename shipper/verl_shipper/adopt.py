@@ -1,0 +1,218 @@
+"""Adopt: take streams from client spool folders through the same ingest as the socket, by the same offsets.
+
+    writer dead             take all, seal, remove the folder (unless `keep`)
+    writer alive, unheard   take what is complete; its own sender may come later, the offsets agree
+    brought from elsewhere  the same
+
+Only whole, valid frames are taken: bytes behind them may still be cut back by their writer. File events only hasten a look;
+polling is the truth. Must not know: ZeroMQ, lanes. On failure: a folder that cannot be read is a problem with a
+name, shown by `status`; the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import re
+import shutil
+import time
+from dataclasses import dataclass, field
+
+from verl_shipper.ingest import Ingest, IngestRefusedError
+from verl_shipper.liveness import Life, judge, silent_s
+from verl_shipper_spool.errors import CorruptionError
+from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header, this_process
+from verl_shipper_spool.loss_journal import read_losses
+from verl_shipper_spool.reader import Damage, Frame, StreamReader
+from verl_shipper_spool.segment import RawReader
+
+log = logging.getLogger(__name__)
+
+UNHEARD_S = 3.0  # a live writer that has more than we do, and sent nothing for so long, is read from disk
+LOOK_BYTES_MAX = 4 * 1024 * 1024  # per stream and look, so that one big folder does not hold up the socket
+HEADER_GRACE_S = 60.0  # a folder without a readable header may be in the making
+_STREAM_FOLDER = re.compile(r"^[0-9a-f]{32}$")
+
+
+@dataclass(slots=True)
+class Source:
+    """A client's stream folder as we know it."""
+
+    folder: str
+    header: StreamHeader
+    reader: StreamReader
+    valid_end: int = 0
+    refused_until_s: float = 0.0
+    unheard: bool = False  # its live writer does not reach the socket
+    stable_looks: int = 0  # looks at a dead writer's stream that found nothing more
+    unreadable: bool = False
+
+
+@dataclass(slots=True)
+class Adopt:
+    """Looks after the folders in `roots`. `keep`: never remove anything (offline folders that are someone's archive)."""
+
+    ingest: Ingest
+    roots: list[str]
+    keep: bool = False
+    sources: dict[str, Source] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    torn: int = 0
+    _done: set[str] = field(default_factory=set)
+
+    def look(self, now_s: float) -> bool:
+        """One look at all folders. True when there is more to take at once."""
+        self._discover()
+        more = False
+        for stream_id in list(self.sources):
+            source = self.sources[stream_id]
+            if now_s < source.refused_until_s:
+                continue
+            try:
+                more = self._look_at(stream_id, source, now_s) or more
+                self.problems.pop(source.folder, None)
+            except IngestRefusedError as refusal:
+                source.refused_until_s = now_s + 5.0
+                self._problem(source.folder, str(refusal))
+            except FileNotFoundError:
+                self.sources.pop(stream_id, None)
+            except OSError as error:
+                self._problem(source.folder, f"cannot read: {error.strerror or error}")
+        return more
+
+    @property
+    def unheard_count(self) -> int:
+        """Live writers whose records came by disk because they do not reach the socket."""
+        return sum(source.unheard for source in self.sources.values())
+
+    def settled(self) -> bool:
+        """Whether the folders hold nothing that the node spool lacks, and no dead writer waits to be sealed."""
+        for stream_id, source in self.sources.items():
+            if not self.ingest.known(stream_id) or source.valid_end > self.ingest.durable(stream_id):
+                return False
+            if self._life(source) is Life.GONE and stream_id not in self._done:
+                return False
+        return True
+
+    def _discover(self) -> None:
+        for root in self.roots:
+            try:
+                names = os.listdir(root)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._problem(root, f"cannot read spool {root} ({_owner(root)}): {error.strerror or error}")
+                continue
+            self.problems.pop(root, None)
+            for name in names:
+                if name not in self.sources and name not in self._done and _STREAM_FOLDER.match(name):
+                    self._add(os.path.join(root, name), name)
+
+    def _add(self, folder: str, name: str) -> None:
+        try:
+            with open(os.path.join(folder, HEADER_NAME), "rb") as file:
+                header = decode_header(file.read())
+            if header.stream_id != name:
+                raise CorruptionError(f"header is of stream {header.stream_id}")
+        except (OSError, CorruptionError) as error:
+            if silent_s(folder, time.time()) > HEADER_GRACE_S or isinstance(error, PermissionError):
+                why = error.strerror if isinstance(error, OSError) else str(error)
+                self._problem(folder, f"cannot read spool {folder} ({_owner(folder)}): {why}")
+            return
+        self.problems.pop(folder, None)
+        self.sources[name] = Source(folder, header, StreamReader(folder))
+
+    def _look_at(self, stream_id: str, source: Source, now_s: float) -> bool:
+        life = self._life(source)
+        have = self.ingest.streams[stream_id].end if stream_id in self.ingest.streams else 0
+        if stream_id in self.ingest.reclaimed:
+            have = self.ingest.reclaimed[stream_id]
+        on_disk = source.reader.end_offset()
+        if on_disk <= have and life is not Life.GONE:
+            source.unheard = False
+            source.valid_end = min(source.valid_end, have)
+            return False
+        heard = self.ingest.heard_at_s(stream_id)
+        if life is not Life.GONE and now_s - heard < UNHEARD_S:
+            return False
+        if not self.ingest.known(stream_id):
+            self.ingest.greet(source.header)
+        took = self._take(stream_id, source, have, final=life is Life.GONE)
+        if took:
+            source.unheard = life is Life.ALIVE
+            source.stable_looks = 0
+            return took >= LOOK_BYTES_MAX
+        if life is Life.GONE:
+            self._seal(stream_id, source)
+        return False
+
+    def _take(self, stream_id: str, source: Source, have: int, *, final: bool) -> int:
+        """Ingest complete frames behind `have`; returns the number of bytes taken."""
+        raw = RawReader(source.reader._files, source.folder)  # noqa: SLF001 - the same door to the disk
+        taken = 0
+        offset = have - self.ingest.pending(stream_id)
+        while taken < LOOK_BYTES_MAX:
+            found, end = source.reader.read(offset)
+            frames = [finding for finding in found if isinstance(finding, Frame)]
+            if not frames:
+                if end == offset:
+                    break
+                offset = end  # a gap or damage: whatever valid follows is taken with the gap told
+                continue
+            until = frames[-1].end
+            position = have
+            while position < until:
+                start, content = raw.read(position, LOOK_BYTES_MAX, until)
+                if not content:
+                    break
+                self.ingest.take(stream_id, start, content, gap=start > position)
+                position = start + len(content)
+                taken += len(content)
+            have = offset = max(until, position)
+        source.valid_end = max(source.valid_end, have)
+        if final and taken == 0 and not source.stable_looks:
+            self._tell_torn(source, have)
+        return taken
+
+    def _tell_torn(self, source: Source, end: int) -> None:
+        found, _ = source.reader.read(end, final=True)
+        for finding in found:
+            if isinstance(finding, Damage):
+                self.torn += 1
+                log.warning(
+                    "%s: 1 torn record at offset %d (%d bytes), its writer died in the middle of it",
+                    source.folder,
+                    finding.start,
+                    finding.end - finding.start,
+                )
+
+    def _seal(self, stream_id: str, source: Source) -> None:
+        """A dead writer's stream is complete: seal our copy, then remove the folder."""
+        source.stable_looks += 1
+        if self.ingest.unsettled:
+            return  # first everything durable, then the end
+        self.ingest.seal(stream_id, read_losses(source.folder))
+        self._done.add(stream_id)
+        del self.sources[stream_id]
+        if not self.keep:
+            shutil.rmtree(source.folder, ignore_errors=True)
+
+    def _life(self, source: Source) -> Life:
+        return judge(source.header.process, this_process(), silent_s(source.folder, time.time()))
+
+    def _problem(self, key: str, text: str) -> None:
+        if self.problems.get(key) != text:
+            log.warning("%s", text if key in text else f"{key}: {text}")
+        self.problems[key] = text
+
+
+def _owner(path: str) -> str:
+    try:
+        uid = os.stat(path).st_uid
+    except OSError:
+        return "owner unknown"
+    try:
+        return f"owner {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"owner {uid}"

@@ -1,0 +1,229 @@
+"""The daemon: composition root. Builds ingest, listener, adopt and supervisor, and turns them in one loop.
+
+    loop: socket → (every SETTLE_S) fsync + ACK → adopt → lanes → reclaim → notes for `status`
+
+The only file that knows everyone. One thread; file events come from watchdog's thread as a flag. Ends on `stop()` or when
+`until` says so, within STOP seconds whatever a tracker does.
+
+On failure: HeldError when another daemon is at work, ConfigError for places that cannot work; both before anything starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from verl_shipper import status
+from verl_shipper.adopt import Adopt
+from verl_shipper.config import ADOPT_POLL_S, RECLAIM_S, SETTLE_S, STATUS_S, Config
+from verl_shipper.errors import ConfigError, HeldError
+from verl_shipper.ingest import Ingest
+from verl_shipper.lane_process import store_path
+from verl_shipper.listener import Listener
+from verl_shipper.lock import Lock
+from verl_shipper.store import open_store_read_only
+from verl_shipper.supervisor import Supervisor
+from verl_shipper.watch import Watch
+from verl_shipper_spool.errors import UsageError
+from verl_shipper_spool.location import socket_address, spool_dir, state_dir
+
+log = logging.getLogger(__name__)
+
+TURN_S = 0.1
+MEND_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where this daemon works. `listen`: addresses; empty for a daemon that only reads folders."""
+
+    state_dir: str
+    spool_dir: str
+    adopt: tuple[str, ...]
+    listen: tuple[str, ...]
+    keep_sources: bool = False
+
+
+def places_of(config: Config) -> Places:
+    """Places of a configuration, defaults filled in. Raises ConfigError for an address that cannot work."""
+    spool = spool_dir(config.spool_dir)
+    roots = tuple(os.path.abspath(root) for root in config.adopt) or (spool,)
+    spool = spool if spool in roots or config.spool_dir else roots[0]
+    try:
+        addresses = [socket_address(spool, config.socket)]
+        # A trainer that knows nothing but its spool folder finds the socket from there.
+        addresses += [address for root in roots if (address := _derived_address(root)) not in addresses]
+    except UsageError as error:
+        raise ConfigError(error.what, where=error.where, hint=error.hint) from error
+    return Places(state_dir(spool, config.state_dir), spool, roots, tuple(addresses))
+
+
+def _derived_address(root: str) -> str:
+    return socket_address(root, os.path.join(root, "ingest.sock"))
+
+
+class Daemon:
+    """A running daemon. `open`, `run`, `close`."""
+
+    def __init__(self, config: Config, places: Places) -> None:
+        self.config = config
+        self.places = places
+        self.ingest = Ingest(places.state_dir, config.node_quota_bytes)
+        self.adopt = Adopt(self.ingest, list(places.adopt), keep=places.keep_sources)
+        self.listener = Listener(self.ingest, list(places.listen))
+        self.supervisor = Supervisor(places.state_dir, self.ingest.spool_dir, config.log_level)
+        self._locks: list[Lock] = []
+        self._watch = Watch(list(places.adopt))
+        self._stopping = False
+        self._settle_s = self._adopt_s = self._reclaim_s = self._status_s = self._mend_s = 0.0
+
+    def open(self) -> None:
+        """Take the locks, recover the spool, listen, start the lanes."""
+        try:
+            self._locks.append(Lock.take(os.path.join(self.places.state_dir, "daemon.lock"), "this state folder"))
+            for root in self.places.adopt:
+                self._hold_root(root)
+            self.ingest.open()
+        except HeldError:
+            self._release()
+            raise
+        except OSError as error:
+            self._release()
+            raise ConfigError(
+                f"cannot work in {error.filename or self.places.state_dir}: {error.strerror or error}",
+                where="--state-dir",
+                hint="choose a folder that this user may write",
+            ) from error
+        try:
+            self.listener.open()
+        except (ConfigError, HeldError):
+            self.ingest.close()
+            self._release()
+            raise
+        self._watch.start()
+        for name, settings in self.config.backends.items():
+            self.supervisor.add(name, dict(settings))
+        self.supervisor.watch(time.monotonic())
+        self._write_status(time.monotonic(), state="running")
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Turn until `stop` was called or `until` is true."""
+        while not self._stopping and not until():
+            self.turn()
+
+    def stop(self) -> None:
+        """Ask the loop to end; safe in a signal handler."""
+        self._stopping = True
+
+    def turn(self) -> None:
+        """One round of everything that is due."""
+        waiting = self.ingest.unsettled
+        more = self.listener.poll(SETTLE_S / 4 if waiting else TURN_S)
+        now_s = time.monotonic()
+        if self.ingest.unsettled and now_s >= self._settle_s:
+            self.listener.acknowledge(self.ingest.settle())
+            self._settle_s = time.monotonic() + SETTLE_S
+        if now_s >= self._adopt_s or self._watch.take_news():
+            hungry = self.adopt.look(now_s)
+            self._adopt_s = now_s + (0.0 if hungry else ADOPT_POLL_S)
+        if more:
+            return  # the socket first; everything below can wait a round
+        self.supervisor.watch(now_s)
+        if now_s >= self._reclaim_s:
+            self._reclaim_s = now_s + RECLAIM_S
+            self._reclaim()
+        if now_s >= self._mend_s:
+            self._mend_s = now_s + MEND_S
+            self.listener.mend()
+        if now_s >= self._status_s:
+            self._status_s = now_s + STATUS_S
+            self._write_status(now_s, state="running")
+
+    def drained(self) -> bool:
+        """Whether folders, node spool and lanes hold nothing that is still to be delivered."""
+        if self.ingest.unsettled or not self.adopt.settled():
+            return False
+        return status.report(self.places.state_dir, self.config.backends).pending == 0
+
+    def close(self) -> None:
+        """Stop the lanes, settle, tell the writers, let go."""
+        self.supervisor.stop()
+        with contextlib.suppress(OSError):
+            self.listener.acknowledge(self.ingest.settle())
+        self._watch.stop()
+        self._write_status(time.monotonic(), state="stopped")
+        self.listener.close()
+        self.ingest.close()
+        self._release()
+
+    def _hold_root(self, root: str) -> None:
+        """One daemon per spool folder. A folder we may not write can only be read, and needs no lock."""
+        try:
+            os.makedirs(root, 0o700, exist_ok=True)
+            self._locks.append(Lock.take(os.path.join(root, "daemon.lock"), f"spool {root}"))
+        except PermissionError as error:
+            log.warning("spool %s cannot be written (%s): it is read only", root, error.strerror)
+
+    def _release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+
+    def _reclaim(self) -> None:
+        """Free node segments that every lane has behind it."""
+        if self.places.keep_sources or not self.ingest.streams:
+            return
+        safe: dict[str, int] | None = None
+        for name in self.config.backends:
+            offsets = _safe_offsets(store_path(self.places.state_dir, name))
+            if safe is None:
+                safe = offsets
+            else:
+                safe = {stream: min(offset, offsets.get(stream, 0)) for stream, offset in safe.items()}
+        if safe:
+            self.ingest.reclaim(safe)
+
+    def _write_status(self, now_s: float, *, state: str) -> None:
+        notes: dict[str, Any] = {
+            "state": state,
+            "pid": os.getpid(),
+            "updated_ns": time.time_ns(),
+            "socket": list(self.places.listen),
+            "adopt": list(self.places.adopt),
+            "backends": list(self.config.backends),
+            "lane_pids": self.supervisor.pids(),
+            "spool_bytes": self.ingest.size_bytes,
+            "taken_bytes": self.ingest.taken_bytes,
+            "open_streams": len(self.ingest.streams),
+            "torn_records": self.adopt.torn,
+            "unheard_sources": self.adopt.unheard_count,
+            "rejected_messages": self.listener.rejected_messages,
+            "problems": sorted(set(self.adopt.problems.values())),
+        }
+        self.ingest.write_notes({key: json.dumps(value) for key, value in notes.items()})
+
+
+def _safe_offsets(path: str) -> dict[str, int]:
+    """Below which offset a lane needs nothing again, by stream; nothing is safe when its state cannot be read."""
+    db = open_store_read_only(path)
+    if db is None:
+        return {}
+    with contextlib.closing(db):
+        return dict(db.execute("SELECT stream_id, safe_offset FROM cursors"))
+
+
+@contextlib.contextmanager
+def opened(config: Config, places: Places) -> Iterator[Daemon]:
+    """A daemon that is open inside the block and closed after it."""
+    daemon = Daemon(config, places)
+    daemon.open()
+    try:
+        yield daemon
+    finally:
+        daemon.close()

@@ -1,0 +1,356 @@
+"""A lane: one backend's road through the node spool. The only file that knows the order of the stages.
+
+    cursor → decode → batch → OUTBOX (durable) → upload → outcome → commit
+
+Each run has its own batch in flight, backoff and park, so one broken run delays no other. Uploads run in threads, at most
+`runs_at_once_max` together; everything else happens in the lane's one loop. When a lane's state was lost it asks the
+backend for its watermark and counts what is already there as delivered, without sending it again.
+
+Must not know: sockets, other lanes, SQLite. On failure of an upload: retried for ever with backoff; on a hung upload the
+process ends itself (HungUploadError) and is started again by the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Reject, Retry, RunInfo
+from verl_shipper.lane_store import Cursor, LaneStore, Sealed, Taken
+from verl_shipper.node_stream import SEALED_NAME
+from verl_shipper.policy.backoff import PARK_S, delay_s
+from verl_shipper.policy.delivery import TRANSITIONS, Delivery, Step, halves
+from verl_shipper_spool.errors import CorruptionError
+from verl_shipper_spool.frame import Kind
+from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header
+from verl_shipper_spool.reader import Frame, StreamReader
+from verl_shipper_spool.record import decode_record
+
+log = logging.getLogger(__name__)
+
+DISCOVER_S = 0.5  # how often the node spool is listed for new streams
+LOOK_S_MIN = 0.05  # how often a busy run is looked at for news, and a quiet one
+LOOK_S_MAX = 1.0
+READ_BYTES_MIN = 64 * 1024
+IDLE_CLOSE_S = 600.0  # a run without news gives its connections back
+
+
+class HungUploadError(Exception):
+    """An upload did not come back within the backend's own limit."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """A node stream as this lane sees it."""
+
+    header: StreamHeader
+    reader: StreamReader
+    cursor: Cursor
+    already: int = 0  # ordinals below this are at the tracker (its watermark)
+    exhausted: bool = False  # sealed, and read to its end
+
+
+@dataclass(slots=True)
+class RunLane:
+    """One run at this lane's backend."""
+
+    run: RunInfo
+    backend: Backend
+    streams: dict[str, Stream] = field(default_factory=dict)
+    delivery: Delivery = Delivery.IDLE
+    attempt: int = 0
+    due_s: float = 0.0
+    opened: bool = False
+    has_outbox: bool = True  # until looked
+    news_at_s: float | None = None
+    look_s: float = 0.0
+    look_pause_s: float = LOOK_S_MIN
+    started_s: float = 0.0
+    active_s: float = 0.0
+    future: Future[Outcome] | None = None
+    sealed: Sealed | None = None
+
+
+class StoreMemory:
+    """A backend's notes about one run."""
+
+    def __init__(self, store: LaneStore, run_id: str) -> None:
+        self._store = store
+        self._run_id = run_id
+
+    def get(self, key: str) -> Any:
+        return self._store.get_note(self._run_id, key)
+
+    def put(self, key: str, value: Any) -> None:
+        self._store.put_note(self._run_id, key, value)
+
+
+class Lane:
+    """Drives all runs of one backend. `tick` is called in a loop by the lane's process."""
+
+    def __init__(
+        self,
+        backend_class: type[Backend],
+        settings: Mapping[str, Any],
+        spool_dir: str,
+        store: LaneStore,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.runs: dict[str, RunLane] = {}
+        self._backend_class = backend_class
+        self._limits = backend_class.limits
+        self._settings = settings
+        self._spool_dir = spool_dir
+        self._store = store
+        self._jitter = jitter
+        self._cursors = store.cursors()
+        self._known: set[str] = set()
+        self._discover_s = 0.0
+        self._paused_until_s = 0.0  # the tracker asked everybody to wait
+        self._pool = ThreadPoolExecutor(self._limits.runs_at_once_max, thread_name_prefix="upload")
+
+    def tick(self, now_s: float) -> bool:
+        """One round. True when something was under way, so that the next round should come soon."""
+        if now_s >= self._discover_s:
+            self._discover_s = now_s + DISCOVER_S
+            self._discover()
+            for run_id in self._store.answer_operator():
+                if run_id in self.runs:
+                    self.runs[run_id].has_outbox = True
+        moved = False
+        for run in self.runs.values():
+            if run.future is not None:
+                moved = self._collect(run, now_s) or moved
+            if run.future is None and now_s >= max(run.due_s, self._paused_until_s):
+                moved = self._advance(run, now_s) or moved
+        return moved
+
+    @property
+    def uploading(self) -> int:
+        return sum(run.future is not None for run in self.runs.values())
+
+    def close(self, timeout_s: float) -> None:
+        """Let uploads under way come back, for at most `timeout_s`; what does not stays in the outbox."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.uploading and time.monotonic() < deadline_s:
+            for run in self.runs.values():
+                if run.future is not None:
+                    self._collect(run, time.monotonic())
+            time.sleep(0.01)
+        for run in self.runs.values():
+            if run.future is None and run.opened:
+                run.backend.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._store.close()
+
+    def _discover(self) -> None:
+        try:
+            names = os.listdir(self._spool_dir)
+        except FileNotFoundError:
+            return
+        for name in names:
+            if name not in self._known:
+                self._add_stream(name)
+        for name in self._known.difference(names):
+            self._drop_stream(name)
+        for run_id in self._store.sealed_runs() - self.runs.keys():
+            log.debug("run %s has a sealed batch but no stream yet", run_id)
+
+    def _add_stream(self, name: str) -> None:
+        folder = os.path.join(self._spool_dir, name)
+        try:
+            with open(os.path.join(folder, HEADER_NAME), "rb") as file:
+                header = decode_header(file.read())
+        except (OSError, CorruptionError):
+            return  # in the making; the next look sees it
+        self._known.add(name)
+        run = self.runs.get(header.run_id)
+        if run is None:
+            info = RunInfo(header.run_id, header.project, header.experiment, header.created_ns)
+            memory = StoreMemory(self._store, header.run_id)
+            run = RunLane(info, self._backend_class(info, self._settings, memory))
+            self.runs[header.run_id] = run
+        cursor = self._cursors.get(name)
+        if cursor is None:
+            cursor = self._cursors[name] = Cursor(name, header.run_id)
+            # New to this lane, or its state was lost: the backend says what is already there.
+            if run.opened and run.future is None:
+                run.backend.close()
+                run.opened = False
+        run.streams[name] = Stream(header, StreamReader(folder), cursor)
+        run.look_s = 0.0
+
+    def _drop_stream(self, name: str) -> None:
+        self._known.discard(name)
+        for run in self.runs.values():
+            run.streams.pop(name, None)
+
+    def _advance(self, run: RunLane, now_s: float) -> bool:
+        """Start the next upload of a run, if there is anything to send and room for it."""
+        if self.uploading >= self._limits.runs_at_once_max:
+            return False
+        sealed = self._store.first_sealed(run.run.run_id) if run.has_outbox else None
+        run.has_outbox = sealed is not None
+        if sealed is None and not self._has_news(run, now_s):
+            if run.opened and now_s - run.active_s > IDLE_CLOSE_S:
+                run.backend.close()
+                run.opened = False
+            return False
+        if sealed is None and run.opened:
+            return self._seal(run, now_s)
+        run.sealed = sealed if run.opened else None
+        run.delivery = TRANSITIONS[run.delivery, Step.SEND]
+        run.started_s = run.active_s = now_s
+        if run.sealed is None:
+            run.future = self._pool.submit(self._open, run)
+        else:
+            batch = Batch(run.sealed.batch_id, run.run, run.sealed.items)
+            run.future = self._pool.submit(run.backend.upload, batch)
+        return True
+
+    def _has_news(self, run: RunLane, now_s: float) -> bool:
+        """Whether enough, or old enough, bytes wait behind the cursors. Quiet runs are looked at less often."""
+        if now_s < run.look_s:
+            return False
+        waiting = 0
+        for stream in run.streams.values():
+            if not stream.exhausted:
+                with contextlib.suppress(OSError):
+                    waiting += max(stream.reader.end_offset() - stream.cursor.offset, 0)
+        if not waiting:
+            run.news_at_s = None
+            run.look_pause_s = min(run.look_pause_s * 1.5, LOOK_S_MAX)
+            run.look_s = now_s + run.look_pause_s
+            return False
+        run.look_pause_s = LOOK_S_MIN
+        if run.news_at_s is None:
+            run.news_at_s = now_s
+        return waiting >= self._limits.bytes_max or now_s - run.news_at_s >= self._limits.age_s_max
+
+    def _open(self, run: RunLane) -> Outcome:
+        """In a thread: make the backend ready, and learn what it already has of streams new to us."""
+        outcome = run.backend.open()
+        if outcome is not None:
+            return outcome
+        fresh = [stream for stream in run.streams.values() if stream.cursor.offset == 0]
+        if fresh:
+            watermark = run.backend.watermark()
+            for stream in fresh:
+                stream.already = watermark.get(stream.cursor.stream_id, 0)
+        run.opened = True
+        return Delivered()
+
+    def _seal(self, run: RunLane, now_s: float) -> bool:
+        """Take the next records of all streams of a run into the outbox."""
+        taken = Taken()
+        moved: list[Cursor] = []
+        for stream in run.streams.values():
+            if self._full(taken):
+                break
+            if not stream.exhausted:
+                self._take(stream, taken)
+                moved.append(stream.cursor)
+        self._store.seal(run.run.run_id, uuid.uuid4().hex, taken, moved)
+        run.has_outbox = bool(taken.items)
+        if taken.items:
+            run.news_at_s = now_s - self._limits.age_s_max if self._full(taken) else None
+        elif not taken.already and not taken.unreadable:
+            run.look_s = now_s + LOOK_S_MAX  # only bytes of an unfinished frame: look again later
+        return bool(taken.items)
+
+    def _full(self, taken: Taken) -> bool:
+        return len(taken.items) >= self._limits.items_max or taken.size_bytes >= self._limits.bytes_max
+
+    def _take(self, stream: Stream, taken: Taken) -> None:
+        """Add the next records of one stream, up to the limits, and move its cursor behind them."""
+        cursor = stream.cursor
+        final = os.path.exists(os.path.join(stream.reader.folder, SEALED_NAME))
+        while not self._full(taken):
+            room = max(self._limits.bytes_max - taken.size_bytes, READ_BYTES_MIN)
+            found, _ = stream.reader.read(cursor.offset, bytes_max=room, final=final)
+            stream.exhausted = final and not found
+            if not found:
+                return
+            for finding in found:
+                cursor.ledger.account(finding)
+                cursor.offset = finding.end
+                if isinstance(finding, Frame) and finding.kind is Kind.RECORD:
+                    self._decode(stream, finding, taken)
+                    if self._full(taken):
+                        return
+
+    def _decode(self, stream: Stream, frame: Frame, taken: Taken) -> None:
+        if frame.ordinal < stream.already:
+            taken.already += 1
+            return
+        try:
+            record = decode_record(frame.payload)
+        except CorruptionError as error:
+            taken.unreadable += 1
+            log.warning("%s: record %d: %s", stream.reader.folder, frame.ordinal, error)
+            return
+        header = stream.header
+        taken.items.append(Item(header.stream_id, frame.ordinal, header.rank, record, frame.payload))
+        taken.size_bytes += len(frame.payload)
+
+    def _collect(self, run: RunLane, now_s: float) -> bool:
+        """Take the result of an upload, if it is there."""
+        future = run.future
+        assert future is not None, "nothing under way"
+        if not future.done():
+            if now_s - run.started_s > self._limits.upload_s_max:
+                raise HungUploadError(f"run {run.run.run_id}: an upload hangs for {self._limits.upload_s_max:g} s")
+            return False
+        run.future = None
+        run.active_s = now_s
+        error = future.exception()
+        if error is not None:
+            log.warning("run %s: backend raised", run.run.run_id, exc_info=error)
+        self._settle(run, Retry(f"{type(error).__name__}: {error}") if error is not None else future.result(), now_s)
+        return True
+
+    def _settle(self, run: RunLane, outcome: Outcome, now_s: float) -> None:
+        """Commit what an outcome means. Without a sealed batch it was the backend's opening that ended."""
+        sealed = run.sealed
+        match outcome:
+            case Delivered(remember, ignored):
+                run.delivery = TRANSITIONS[run.delivery, Step.DELIVERED]
+                run.attempt = 0
+                if sealed is not None:
+                    self._store.delivered(sealed, len(sealed.items), remember, ignored)
+            case Reject(reason, indices) if sealed is not None:
+                run.delivery = TRANSITIONS[run.delivery, Step.REJECTED]
+                self._reject(run, sealed, reason, indices)
+            case Retry(reason, after_s):
+                run.delivery = TRANSITIONS[run.delivery, Step.RETRY]
+                run.attempt += 1
+                run.due_s = now_s + delay_s(run.attempt, self._jitter(), after_s)
+                if after_s:
+                    self._paused_until_s = max(self._paused_until_s, now_s + after_s)
+                self._store.trouble(run.run.run_id, reason, parked=False)
+            case Park(reason) | Reject(reason):
+                run.delivery = TRANSITIONS[run.delivery, Step.PARK]
+                run.due_s = now_s + PARK_S
+                self._store.trouble(run.run.run_id, reason, parked=True)
+                if not run.attempt:
+                    log.warning("run %s is parked: %s", run.run.run_id, reason)
+                run.attempt += 1
+
+    def _reject(self, run: RunLane, sealed: Sealed, reason: str, indices: Sequence[int] | None) -> None:
+        """Bury the items the tracker named, or halve the batch until only the poison is left."""
+        run.attempt = 0
+        if indices is not None:
+            self._store.bury(sealed, indices, reason)
+        elif len(sealed.items) == 1:
+            self._store.bury(sealed, [0], reason)
+        else:
+            self._store.split(sealed, [[sealed.items[index] for index in half] for half in halves(len(sealed.items))])
+        self._store.trouble(run.run.run_id, reason, parked=False, retried=False)

@@ -1,0 +1,119 @@
+"""The process of a lane: `python -m verl_shipper.lane_process`, started by the supervisor only.
+
+    stdin    first line: LaneOrder as JSON; then "stop", or the end of file when the daemon is gone
+    beat fd  one line a second while the loop turns; silence means hung
+
+Promises: one lane per backend and state folder (a lock outlives a daemon that was killed); ends by itself when its daemon
+does. Exit codes: 0 stopped, 75 an upload hangs, 1 anything else; the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from verl_shipper.backends import load_backend
+from verl_shipper.errors import HeldError, ShipperError
+from verl_shipper.lane import HungUploadError, Lane
+from verl_shipper.lane_store import LaneStore
+from verl_shipper.lock import Lock
+
+log = logging.getLogger("verl_shipper.lane")
+
+EXIT_HUNG = 75
+TICK_S = 0.05
+BUSY_TICK_S = 0.005
+BEAT_S = 1.0
+STOP_GRACE_S = 3.0  # uploads under way may end; the rest stays in the outbox
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    """What a lane is told. Travels on stdin, never in arguments: settings may hold secrets."""
+
+    backend: str
+    settings: dict[str, Any]
+    state_dir: str
+    spool_dir: str
+    beat_fd: int
+    log_level: str
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def store_path(state_dir: str, backend: str) -> str:
+    return os.path.join(state_dir, "lanes", f"{backend}.sqlite3")
+
+
+def main() -> int:
+    """Run one lane until told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    order = LaneOrder(**json.loads(sys.stdin.buffer.readline()))
+    logging.basicConfig(
+        level=order.log_level, format=f"%(asctime)s %(levelname)s lane {order.backend}: %(message)s", stream=sys.stderr
+    )
+    try:
+        lock = _take_lock(order)
+        backend_class = load_backend(order.backend)
+    except ShipperError as error:
+        log.error("%s", error.line())  # noqa: TRY400 - a line for a person, not a traceback
+        return error.exit_code
+    if lock is None:
+        return 0
+    lane = Lane(backend_class, order.settings, order.spool_dir, LaneStore(store_path(order.state_dir, order.backend)))
+    try:
+        _turn(lane, order.beat_fd)
+    except HungUploadError as error:
+        log.error("%s; starting the lane again", error)  # noqa: TRY400 - same
+        os._exit(EXIT_HUNG)  # threads that hang can not be ended otherwise
+    lane.close(STOP_GRACE_S)
+    logging.shutdown()
+    os._exit(0)  # a thread that hangs must not keep us
+
+
+def _take_lock(order: LaneOrder) -> Lock | None:
+    """Wait for the lane of a killed daemon to end. None when our own daemon went away meanwhile."""
+    while True:
+        try:
+            return Lock.take(store_path(order.state_dir, order.backend) + ".lock", f"lane {order.backend}")
+        except HeldError:
+            if _told_to_stop(0.1):
+                return None
+            _beat(order.beat_fd)
+
+
+def _turn(lane: Lane, beat_fd: int) -> None:
+    beat_at_s = 0.0
+    while True:
+        now_s = time.monotonic()
+        moved = lane.tick(now_s)
+        if now_s >= beat_at_s:
+            beat_at_s = now_s + BEAT_S
+            _beat(beat_fd)
+        if _told_to_stop(BUSY_TICK_S if moved or lane.uploading else TICK_S):
+            return
+
+
+def _told_to_stop(wait_s: float) -> bool:
+    ready, _, _ = select.select([sys.stdin], [], [], wait_s)
+    return bool(ready)  # "stop" and end of file mean the same
+
+
+def _beat(fd: int) -> None:
+    try:
+        os.write(fd, b"beat\n")
+    except OSError:
+        log.debug("nobody listens to our beat any more")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

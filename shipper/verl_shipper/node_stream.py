@@ -1,0 +1,210 @@
+"""One stream in the node spool: the daemon's own copy of a client's stream, byte for byte at the same offsets.
+
+    append(offset, bytes)   before the end: already have it; at the end: append; behind the end: refused unless a gap is told
+    sync()                  fsync; afterwards everything below `end` is durable and may be acknowledged
+    recover()               after a restart: cut the last segment behind its last valid frame
+
+Must not know: sockets, lanes. On failure: OSError to the caller, with the file cut back to its last good length.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from dataclasses import dataclass, field
+
+from verl_shipper_spool.errors import CorruptionError
+from verl_shipper_spool.files import RealFiles
+from verl_shipper_spool.frame import LOSS_TAG, Walker, encode, scan
+from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, encode_header
+from verl_shipper_spool.reader import Frame, Ledger, StreamReader
+from verl_shipper_spool.record import Loss, Record, RecordKind, decode_record, encode_loss, encode_record
+from verl_shipper_spool.segment import SEGMENT_BYTES_MAX, Segment, list_segments, segment_name
+
+log = logging.getLogger(__name__)
+
+SEALED_NAME = "sealed"
+
+
+@dataclass(slots=True)
+class NodeStream:
+    """The node's copy of one stream. `end`: bytes written; `durable`: bytes fsynced."""
+
+    header: StreamHeader
+    folder: str
+    end: int = 0
+    durable: int = 0
+    sealed: bool = False
+    walker: Walker = field(default_factory=Walker)
+    files: RealFiles = field(default_factory=RealFiles)
+    _fd: int = -1
+    _segment_first: int = 0
+    _new_names: bool = False
+
+    @property
+    def dirty(self) -> bool:
+        return self.end > self.durable
+
+    def create(self) -> None:
+        """Make the folder and its header, durably."""
+        self.files.make_folder(self.folder)
+        self.files.replace(os.path.join(self.folder, HEADER_NAME), encode_header(self.header))
+        self.files.sync_folder(os.path.dirname(self.folder))
+
+    def append(self, offset: int, content: bytes, *, gap: bool) -> bool:
+        """Take bytes of the stream. False when they begin behind our end and no gap was told."""
+        if self.sealed or offset + len(content) <= self.end:
+            return True
+        if offset > self.end and not gap:
+            return False
+        if offset < self.end:
+            content = content[self.end - offset :]
+        elif offset > self.end:
+            self._begin_segment(offset)
+        elif self._fd < 0 or (self.end - self._segment_first >= SEGMENT_BYTES_MAX and self.walker.at_boundary):
+            self._begin_segment(offset)
+        self._write(content)
+        self.walker.feed(content)
+        return True
+
+    def sync(self) -> None:
+        """Make everything below `end` durable."""
+        if self._new_names:
+            self.files.sync_folder(self.folder)
+            self._new_names = False
+        if self._fd >= 0 and self.dirty:
+            self.files.sync(self._fd)
+        self.durable = self.end
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self.files.close(self._fd)
+            self._fd = -1
+
+    def recover(self) -> None:
+        """Find the end again after a restart; what lies behind the last valid frame is cut off."""
+        self.sealed = os.path.exists(os.path.join(self.folder, SEALED_NAME))
+        segments = self._usable_segments()
+        if not segments:
+            return
+        last = segments[-1]
+        size = self.files.size(last.path)
+        content = self.files.read(last.path, 0, size)
+        found, understood = scan(content)
+        records = [item.ordinal + 1 for item in found if item.ordinal >= 0]
+        self.walker = Walker(max([last.first_ordinal, *records]))
+        self._segment_first = last.first_offset
+        self._fd = self.files.open_append(last.path)
+        if understood < size and not self.sealed:
+            log.warning("%s: cut %d torn bytes at offset %d", last.path, size - understood, last.first_offset + understood)
+            self.files.truncate(self._fd, understood)
+            size = understood
+        self.end = last.first_offset + size
+        self.files.sync(self._fd)
+        self.durable = self.end
+
+    def seal(self, losses: list[Loss]) -> None:
+        """The writer is gone and everything it left is here: declare its last losses and, if need be, its end."""
+        if self.sealed:
+            return
+        frames = [encode(encode_loss(loss), self.walker.ordinal_next, LOSS_TAG) for loss in losses]
+        tail = b"".join(frames)
+        if losses:
+            self._write_frames(tail)
+        if self.header.stream_class == SCALARS and not self.header.forked:
+            last = self._last_record()
+            if last is None or last.kind is not RecordKind.RUN_FINISH:
+                self._write_frames(encode(encode_record(_unknown_finish(last)), self.walker.ordinal_next))
+        self.sync()
+        self.files.replace(os.path.join(self.folder, SEALED_NAME), b"")
+        self.sealed = True
+
+    def reclaim(self, below: int) -> int:
+        """Remove segments that end at or below `below`; the one written to stays. Returns bytes freed."""
+        segments = list_segments(self.files, self.folder)
+        freed = 0
+        for segment, behind in zip(segments, segments[1:], strict=False):
+            if behind.first_offset > below:
+                break
+            freed += self.files.size(segment.path)
+            self.files.remove(segment.path)
+        if self.sealed and below >= self.end and segments:
+            self.close()
+            freed += self.files.size(segments[-1].path)
+            self.files.remove(segments[-1].path)
+        return freed
+
+    def _write_frames(self, frames: bytes) -> None:
+        if self._fd < 0:
+            self._begin_segment(self.end)
+        self._write(frames)
+        self.walker.feed(frames)
+
+    def _last_record(self) -> Record | None:
+        """The last record in the last segment: a run that has ended ends with its finish."""
+        segments = list_segments(self.files, self.folder)
+        last = None
+        if segments:
+            found, _ = StreamReader(self.folder).read(segments[-1].first_offset, bytes_max=2 * SEGMENT_BYTES_MAX)
+            for finding in found:
+                record = _decoded(finding) if isinstance(finding, Frame) else None
+                if record is not None and (last is None or last.kind is not RecordKind.RUN_FINISH):
+                    last = record
+        return last
+
+    def _begin_segment(self, offset: int) -> None:
+        path = os.path.join(self.folder, segment_name(offset, self.walker.ordinal_next))
+        if os.path.lexists(path):
+            _set_aside(path)
+        fd = self.files.create(path)
+        if self._fd >= 0:
+            self.files.sync(self._fd)
+            self.files.close(self._fd)
+        if offset > self.end:
+            self.walker = Walker(self.walker.ordinal_next)
+        self._fd = fd
+        self._segment_first = offset
+        self.end = offset
+        self._new_names = True
+
+    def _write(self, content: bytes) -> None:
+        written = 0
+        try:
+            while written < len(content):
+                written += self.files.write(self._fd, content[written:])
+        except OSError:
+            self.files.truncate(self._fd, self.end - self._segment_first)
+            raise
+        self.end += len(content)
+
+    def _usable_segments(self) -> list[Segment]:
+        """Segments, after what is no readable file at the end was set aside."""
+        segments = list_segments(self.files, self.folder)
+        while segments:
+            path = segments[-1].path
+            if stat.S_ISREG(os.lstat(path).st_mode) and os.access(path, os.R_OK | os.W_OK):
+                return segments
+            _set_aside(path)
+            segments.pop()
+        return segments
+
+
+
+
+def _decoded(finding: Frame) -> Record | None:
+    try:
+        return decode_record(finding.payload)
+    except CorruptionError:
+        return None
+
+
+def _unknown_finish(last: Record | None) -> Record:
+    seq = last.seq + 1 if last else 0
+    time_ns = last.time_ns if last else 0
+    return Record(RecordKind.RUN_FINISH, seq, None, time_ns, {"exit_code": None, "reason": "the writer is gone"})
+
+
+def _set_aside(path: str) -> None:
+    log.warning("%s is not a readable segment; kept as %s.bad", path, os.path.basename(path))
+    os.rename(path, path + ".bad")

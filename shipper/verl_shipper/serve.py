@@ -1,0 +1,178 @@
+"""Running the daemon for a person: in the foreground, beside a command, or until a folder is flushed.
+
+    serve        until SIGTERM or SIGINT
+    beside       start, run the command, drain, end with the command's exit code
+    flush        read folders, deliver, end when nothing remains
+
+Must not know: click. On failure: ShipperError for the command line to print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from verl_shipper import status
+from verl_shipper.config import Config, check_backends
+from verl_shipper.daemon import Daemon, Places, opened, places_of
+from verl_shipper.errors import ShipperError
+from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE
+
+EXIT_REMAINS = 4
+FORWARD_GRACE_S = 10.0  # a command that was told to end has so long before it is killed
+
+
+def serve(config: Config) -> int:
+    """Run the daemon until a signal."""
+    check_backends(config)
+    with opened(config, places_of(config)) as daemon, _signals(lambda _number: daemon.stop()):
+        _say_ready(daemon)
+        daemon.run()
+    return 0
+
+
+def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> int:
+    """Run a command with the daemon beside it. Returns the command's exit code (128 + n for signal n)."""
+    check_backends(config)
+    places = places_of(config)
+    with opened(config, places) as daemon:
+        _say_ready(daemon)
+        environment = os.environ | {SPOOL_VARIABLE: places.spool_dir, SOCKET_VARIABLE: places.listen[0]}
+        try:
+            process = subprocess.Popen(list(command), env=environment)
+        except OSError as error:
+            raise ShipperError(f"cannot run {command[0]}: {error.strerror}", hint="check the command after --") from error
+        told_s = [0.0]
+
+        def forward(number: int) -> None:
+            told_s[0] = told_s[0] or time.monotonic()
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+        with _signals(forward):
+            daemon.run(until=lambda: _ended(process, told_s[0]))
+        code = process.returncode
+        with _signals(lambda _number: daemon.stop()):
+            _drain(daemon, drain_timeout_s)
+        _say_remaining(daemon)
+    return code if code >= 0 else 128 - code
+
+
+def flush(config: Config, folders: Sequence[str], on_turn: Callable[[status.Report], None]) -> int:
+    """Deliver everything in `folders`. Returns 0 when nothing remains, EXIT_REMAINS otherwise."""
+    check_backends(config)
+    places = _flush_places(config, folders)
+    with opened(config, places) as daemon, _signals(lambda _number: daemon.stop()):
+        looked_s = 0.0
+
+        def finished() -> bool:
+            nonlocal looked_s
+            if time.monotonic() - looked_s < 0.2:
+                return False
+            looked_s = time.monotonic()
+            on_turn(status.report(places.state_dir, config.backends))
+            return daemon.drained() or _only_parked(daemon)
+
+        daemon.run(until=finished)
+        report = status.report(places.state_dir, config.backends)
+        on_turn(report)
+        return 0 if report.pending == 0 and daemon.adopt.settled() else EXIT_REMAINS
+
+
+def _flush_places(config: Config, folders: Sequence[str]) -> Places:
+    """State lies inside the first folder (unless told otherwise), so that it travels with what it describes."""
+    roots = tuple(os.path.abspath(folder) for folder in folders)
+    for root in roots:
+        if not os.path.isdir(root):
+            raise ShipperError(f"no such folder: {root}", hint="give a spool folder, see `verl-shipper flush --help`")
+    chosen = config.state_dir or os.environ.get("VERL_SHIPPER_STATE_DIR") or os.path.join(roots[0], ".flush-state")
+    return Places(os.path.abspath(chosen), roots[0], roots, (), keep_sources=True)
+
+
+def _ended(process: subprocess.Popen[bytes], told_s: float) -> bool:
+    if process.poll() is not None:
+        return True
+    if told_s and time.monotonic() - told_s > FORWARD_GRACE_S:
+        process.kill()
+    return False
+
+
+def _drain(daemon: Daemon, timeout_s: float) -> None:
+    """Go on until everything is delivered, time is over, or only an operator could help."""
+    deadline_s = time.monotonic() + timeout_s
+    daemon.adopt.look(time.monotonic())
+    look_s = 0.0
+
+    def finished() -> bool:
+        nonlocal look_s
+        now_s = time.monotonic()
+        if now_s < look_s:
+            return False
+        look_s = now_s + 0.1
+        daemon.adopt.look(now_s)
+        return now_s >= deadline_s or daemon.drained() or _only_parked(daemon)
+
+    daemon.run(until=finished)
+
+
+def _only_parked(daemon: Daemon) -> bool:
+    """Whether all that remains waits for an operator."""
+    if not daemon.adopt.settled():
+        return False
+    found = status.report(daemon.places.state_dir, daemon.config.backends)
+    waiting = [account for runs in found.backends.values() for account in runs.values() if account.pending]
+    return bool(waiting) and all(account.parked for account in waiting)
+
+
+def _say_ready(daemon: Daemon) -> None:
+    where = ", ".join(daemon.places.listen) or ", ".join(daemon.places.adopt)
+    names = ", ".join(daemon.config.backends)
+    _say(f"verl-shipper: ready on {where}; delivering to {names}; state in {daemon.places.state_dir}")
+
+
+def _say_remaining(daemon: Daemon) -> None:
+    found = status.report(daemon.places.state_dir, daemon.config.backends)
+    for name in found.backends:
+        total = found.total(name)
+        if total.pending:
+            why = f" ({total.last_error})" if total.last_error else ""
+            _say(
+                f"verl-shipper: {total.pending} of {total.logged} records are not at {name} yet{why}; "
+                f"they are kept: `verl-shipper run` or `verl-shipper flush` delivers them"
+            )
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _signals(act: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT do `act` inside the block."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda received, _frame: act(received)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def with_places(
+    config: Config, state_dir: str | None, socket: str | None, adopt: Sequence[str]
+) -> Config:
+    """Configuration with places from the command line on top."""
+    return replace(
+        config,
+        state_dir=state_dir or config.state_dir,
+        socket=socket or config.socket,
+        adopt=tuple(adopt) or config.adopt,
+    )

@@ -1,0 +1,139 @@
+"""What a person sees: the accounting table, records as JSON lines, dead letters. Rich is loaded only here.
+
+Must not know: processes. On failure: a closed pipe ends quietly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from verl_shipper.errors import ShipperError
+from verl_shipper.status import Account, Report
+from verl_shipper.values import to_json
+from verl_shipper_spool.errors import CorruptionError
+from verl_shipper_spool.frame import Kind
+from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header
+from verl_shipper_spool.reader import Damage, Frame, Gap, StreamReader
+from verl_shipper_spool.record import KIND_NAME, decode_loss, decode_record
+
+FRESH_S = 30.0  # notes older than this are of a daemon that is gone
+
+
+def status_table(report: Report) -> Any:
+    """A rich renderable of the whole account."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="verl-shipper", title_justify="left", header_style="bold")
+    for name in ("backend", "run"):
+        table.add_column(name, overflow="fold")
+    for name in ("logged", "delivered", "sampled", "dead", "dropped", "pending", "lag"):
+        table.add_column(name, justify="right")
+    table.add_column("state", overflow="fold")
+    for backend, runs in sorted(report.backends.items()):
+        for run_id, account in sorted(runs.items()):
+            run = report.runs.get(run_id)
+            label = f"{run.project}/{run.experiment} {run_id}" if run else run_id
+            table.add_row(backend, Text(label), *_numbers(account), Text(state_of(account)))
+        if len(runs) != 1:
+            table.add_row(backend, f"all {len(runs)} runs", *_numbers(report.total(backend)), "", style="bold")
+    return Group(*(Text(line) for line in daemon_lines(report)), table, *(Text(line) for line in notes(report)))
+
+
+def daemon_lines(report: Report) -> list[str]:
+    """How the daemon is, in a line or two."""
+    daemon = report.daemon
+    if not daemon:
+        return ["no daemon has run here yet; start one with `verl-shipper run`"]
+    age_s = (time.time_ns() - daemon.get("updated_ns", 0)) / 1e9
+    running = daemon.get("state") == "running" and age_s < FRESH_S
+    state = f"running, pid {daemon.get('pid')}" if running else f"not running (last seen {age_s:.0f} s ago)"
+    return [f"daemon {state}; {daemon.get('open_streams', 0)} open streams, {daemon.get('spool_bytes', 0)} bytes spooled"]
+
+
+def notes(report: Report) -> list[str]:
+    """Everything that wants attention, a line each."""
+    daemon = report.daemon
+    lines = [f"problem: {text}" for text in daemon.get("problems", [])]
+    if daemon.get("unheard_sources"):
+        lines.append(f"{daemon['unheard_sources']} sources cannot reach the socket; they are read from disk")
+    if daemon.get("torn_records"):
+        lines.append(f"{daemon['torn_records']} torn records at the ends of dead writers' streams")
+    for name in sorted(report.backends):
+        total = report.total(name)
+        for reason, count in sorted(total.dropped.items()):
+            lines.append(f"{name}: {count} records dropped: {reason}")
+        if total.dead_lettered:
+            lines.append(f"{name}: {total.dead_lettered} dead letters; see `verl-shipper dead-letters list`")
+        if total.ignored:
+            what = ", ".join(f"{count} {reason}" for reason, count in sorted(total.ignored.items()))
+            lines.append(f"{name}: values that it cannot show: {what}")
+        if total.last_error:
+            lines.append(f"{name}: last error: {total.last_error}")
+        if not total.balanced:
+            lines.append(f"{name}: THE ACCOUNT DOES NOT BALANCE; please report this with `verl-shipper status --json`")
+    return lines
+
+
+def state_of(account: Account) -> str:
+    if account.parked:
+        return f"PARKED: {account.last_error}"
+    if account.pending:
+        return "retrying" if account.last_error and account.lag_s > 5 else "delivering"
+    return "complete"
+
+
+def _numbers(account: Account) -> list[str]:
+    lag = f"{account.lag_s:.0f} s" if account.pending else "-"
+    numbers = (account.logged, account.delivered, account.sampled_out, account.dead_lettered)
+    return [*map(str, numbers), str(sum(account.dropped.values())), str(account.pending), lag]
+
+
+def stream_folders(path: str) -> list[str]:
+    """Stream folders at or below `path`: a stream, a spool, or a daemon's state folder."""
+    if os.path.exists(os.path.join(path, HEADER_NAME)):
+        return [path]
+    if not os.path.isdir(path):
+        raise ShipperError(f"no such spool or stream: {path}", hint="give a folder, see `verl-shipper cat --help`")
+    inner = os.path.join(path, "spool")
+    base = inner if os.path.isdir(inner) else path
+    found = [os.path.join(base, name) for name in sorted(os.listdir(base))]
+    return [folder for folder in found if os.path.exists(os.path.join(folder, HEADER_NAME))]
+
+
+def record_lines(folder: str) -> Iterator[str]:
+    """Everything in a stream as JSON lines: records, losses, damage and gaps."""
+    header = _header(folder)
+    identity = {"run_id": header.run_id, "rank": header.rank} if header else {}
+    stream = {"stream": os.path.basename(folder)}
+    for finding in StreamReader(folder).frames(final=True):
+        yield json.dumps(to_json(_line(finding, identity) | stream), ensure_ascii=False, allow_nan=False)
+
+
+def _line(finding: Frame | Damage | Gap, identity: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(finding, Damage):
+        return {"kind": "damage", "start": finding.start, "end": finding.end}
+    if isinstance(finding, Gap):
+        return {"kind": "gap", "start": finding.start, "end": finding.end}
+    try:
+        if finding.kind is Kind.LOSS:
+            loss = decode_loss(finding.payload)
+            return {"kind": "loss", "class": loss.record_class, "records": loss.count, "reason": loss.reason}
+        record = decode_record(finding.payload)
+    except CorruptionError as error:
+        return {"kind": "unreadable", "ordinal": finding.ordinal, "why": error.what}
+    values = {"seq": record.seq, "step": record.step, "time_ns": record.time_ns, "data": record.body}
+    return {"kind": KIND_NAME[record.kind]} | identity | values
+
+
+def _header(folder: str) -> StreamHeader | None:
+    try:
+        with open(os.path.join(folder, HEADER_NAME), "rb") as file:
+            return decode_header(file.read())
+    except (OSError, CorruptionError):
+        return None

@@ -1,0 +1,197 @@
+"""What became of every record: the law of accounting, read from the state files, daemon alive or not.
+
+    logged = delivered + sampled_out + dead_lettered + sum(dropped) + pending
+
+per backend, in total and per run. `logged` comes from ingest, `pending` from cursors and outbox, the rest from tallies:
+three independent counts, so `balanced` can be false, and says then that something is wrong with us.
+
+Must not know: live objects of the daemon. On failure: a state file that is missing or damaged counts as empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from verl_shipper.store import open_store_read_only
+from verl_shipper_spool.header import decode_header
+
+DISCARDED = "discarded"  # dead letters an operator threw away
+UNREADABLE = "unreadable"  # frames whose payload is no record
+
+
+@dataclass(slots=True)
+class Account:
+    """The account of one run at one backend, or of all its runs."""
+
+    logged: int = 0
+    delivered: int = 0
+    sampled_out: int = 0
+    dead_lettered: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    pending: int = 0
+    parked: int = 0
+    last_error: str = ""
+    retries: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+    lag_s: float = 0.0
+
+    @property
+    def balanced(self) -> bool:
+        gone = self.delivered + self.sampled_out + self.dead_lettered + sum(self.dropped.values())
+        return self.logged == gone + self.pending
+
+    def add(self, other: Account) -> None:
+        for name in ("logged", "delivered", "sampled_out", "dead_lettered", "pending", "parked", "retries"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.dropped += other.dropped
+        self.ignored += other.ignored
+        self.last_error = other.last_error or self.last_error
+        self.lag_s = max(self.lag_s, other.lag_s)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "logged": self.logged,
+            "delivered": self.delivered,
+            "sampled_out": self.sampled_out,
+            "dead_lettered": self.dead_lettered,
+            "dropped": dict(self.dropped),
+            "pending": self.pending,
+            "parked": self.parked,
+            "last_error": self.last_error,
+            "retries": self.retries,
+            "ignored_values": dict(self.ignored),
+            "lag_s": round(self.lag_s, 1),
+            "balanced": self.balanced,
+        }
+
+
+@dataclass(slots=True)
+class RunName:
+    project: str
+    experiment: str
+    created_ns: int
+
+
+@dataclass(slots=True)
+class Report:
+    """All of it. `daemon`: what the daemon wrote down about itself, empty when it never ran."""
+
+    daemon: dict[str, Any] = field(default_factory=dict)
+    runs: dict[str, RunName] = field(default_factory=dict)
+    backends: dict[str, dict[str, Account]] = field(default_factory=dict)
+
+    def total(self, backend: str) -> Account:
+        total = Account()
+        for account in self.backends[backend].values():
+            total.add(account)
+        return total
+
+    @property
+    def pending(self) -> int:
+        return sum(self.total(name).pending for name in self.backends)
+
+    def to_json(self) -> dict[str, Any]:
+        backends = {}
+        for name, runs in self.backends.items():
+            backends[name] = self.total(name).to_json() | {"runs": {run: runs[run].to_json() for run in runs}}
+        runs_json = {
+            run_id: {"project": run.project, "experiment": run.experiment} for run_id, run in self.runs.items()
+        }
+        return {"daemon": self.daemon, "runs": runs_json, "backends": backends}
+
+
+def report(state_dir: str, backends: Iterable[str] | None = None) -> Report:
+    """The present account. `backends`: only these (default: all that ever had a lane here)."""
+    found = Report()
+    logged = _read_daemon(os.path.join(state_dir, "daemon.sqlite3"), found)
+    lanes = os.path.join(state_dir, "lanes")
+    names = sorted(name[: -len(".sqlite3")] for name in _listdir(lanes) if name.endswith(".sqlite3"))
+    wanted = list(backends) if backends is not None else sorted({*names, *found.daemon.get("backends", [])})
+    for name in wanted:
+        found.backends[name] = _read_lane(os.path.join(lanes, f"{name}.sqlite3"), logged)
+    return found
+
+
+def _read_daemon(path: str, found: Report) -> dict[str, int]:
+    """Records logged by run; names and notes go into the report."""
+    logged: dict[str, int] = {}
+    db = open_store_read_only(path)
+    if db is None:
+        return logged
+    try:
+        for run_id, header_bytes, ordinal_next in db.execute("SELECT run_id, header, ordinal_next FROM streams"):
+            header = decode_header(header_bytes)
+            logged[run_id] = logged.get(run_id, 0) + ordinal_next
+            known = found.runs.get(run_id)
+            if known is None or header.created_ns < known.created_ns:
+                found.runs[run_id] = RunName(header.project, header.experiment, header.created_ns)
+        for key, value in db.execute("SELECT key, value FROM notes"):
+            found.daemon[key] = json.loads(value)
+    except sqlite3.Error as error:
+        found.daemon["state_error"] = str(error)
+    finally:
+        db.close()
+    return logged
+
+
+def _read_lane(path: str, logged: dict[str, int]) -> dict[str, Account]:
+    accounts = {run_id: Account(logged=count, pending=count) for run_id, count in logged.items()}
+    db = open_store_read_only(path)
+    if db is None:
+        return accounts
+    try:
+        db.execute("BEGIN")  # one snapshot of all tables
+        _add_cursors(db, accounts)
+        _add_tallies(db, accounts)
+    except sqlite3.Error as error:
+        for account in accounts.values():
+            account.last_error = f"lane state: {error}"
+    finally:
+        db.close()
+    return accounts
+
+
+def _add_cursors(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
+    taken: Counter[str] = Counter()
+    for run_id, ordinal, dropped in db.execute("SELECT run_id, ordinal, dropped FROM cursors"):
+        account = accounts.setdefault(run_id, Account())
+        taken[run_id] += ordinal
+        account.dropped.update(msgpack.unpackb(dropped))
+    for run_id, count in taken.items():
+        # A lane may be a moment ahead of what ingest has written down.
+        accounts[run_id].logged = max(accounts[run_id].logged, count)
+        accounts[run_id].pending = accounts[run_id].logged - count
+    for run_id, count in db.execute("SELECT run_id, sum(count) FROM outbox GROUP BY run_id"):
+        accounts.setdefault(run_id, Account()).pending += count
+
+
+def _add_tallies(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
+    columns = "run_id, delivered, sampled_out, dead_lettered, discarded, unreadable, retries, ignored, parked, last_error"
+    now_ns = time.time_ns()
+    for row in db.execute(f"SELECT {columns}, delivered_ns FROM tallies"):  # noqa: S608 - our own names
+        run_id, delivered, sampled, dead, discarded, unreadable, retries, ignored, parked, error, delivered_ns = row
+        account = accounts.setdefault(run_id, Account())
+        account.delivered, account.sampled_out, account.dead_lettered = delivered, sampled, dead
+        account.retries, account.last_error, account.parked = retries, error, int(bool(parked))
+        account.ignored.update(msgpack.unpackb(ignored))
+        for reason, count in ((DISCARDED, discarded), (UNREADABLE, unreadable)):
+            if count:
+                account.dropped[reason] += count
+        if account.pending and delivered_ns:
+            account.lag_s = max(now_ns - delivered_ns, 0) / 1e9
+
+
+def _listdir(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []

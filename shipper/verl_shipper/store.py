@@ -1,0 +1,71 @@
+"""SQLite files of the daemon and its lanes: open, or quarantine and begin anew.
+
+Promises: a state file that is empty, torn or full of NULs (all seen after power loss) never stops a start and never loses
+records: it is renamed to `*.bad-<time>` and rebuilt by its owner from the spool and the trackers' own watermarks. One
+transaction per commit, durable when the call returns.
+
+Must not know: tables. On failure: sqlite3.Error for a disk that does not take a transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+
+log = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S = 10.0
+
+
+def open_store(path: str, schema: str) -> sqlite3.Connection:
+    """A connection in autocommit mode with `schema` applied. A damaged file is quarantined first."""
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    try:
+        return _open(path, schema)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            raise
+        quarantine(path, str(error))
+        return _open(path, schema)
+
+
+def open_store_read_only(path: str) -> sqlite3.Connection | None:
+    """A connection for looking only; None when there is no usable file."""
+    if not os.path.exists(path):
+        return None
+    connection = None
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        if connection is not None:
+            connection.close()
+        return None
+    return connection
+
+
+def quarantine(path: str, why: str) -> None:
+    """Move a damaged file and its companions out of the way."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    for suffix in ("", "-wal", "-shm"):
+        if os.path.lexists(path + suffix):
+            os.rename(path + suffix, f"{path}{suffix}.bad-{stamp}-{os.getpid()}")
+    log.warning("state file %s was damaged (%s); kept as *.bad-%s, rebuilding from the spool", path, why, stamp)
+
+
+def _open(path: str, schema: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        check = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if check is None or check[0] != "ok":
+            raise sqlite3.DatabaseError(f"quick_check: {check}")
+        connection.executescript(schema)
+        os.chmod(path, 0o600)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,144 @@
+"""The supervisor: one child process per lane, started again when it dies or stops answering.
+
+    RUNNING ─ exit or silence for SILENT_S ─▶ WAITING (backoff) ─▶ RUNNING
+
+Must not know: what a lane does. On failure to start a process: like a death, with backoff. A lane's exit costs nothing: its
+outbox and cursors are on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_shipper.lane_process import LaneOrder
+from verl_shipper.policy.backoff import delay_s
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 60.0  # a lane beats every second; loading a tracker's package takes a few
+HEALTHY_S = 30.0  # having lived so long, a lane's next death is its first again
+STOP_S = 5.0  # from "stop" to SIGKILL
+
+
+@dataclass(slots=True)
+class Child:
+    """A lane's process, or the time until its next start."""
+
+    backend: str
+    settings: dict[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+    beat_fd: int = -1
+    beat_at_s: float = 0.0
+    started_s: float = 0.0
+    start_at_s: float = 0.0
+    deaths: int = 0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps the lanes of a daemon alive."""
+
+    state_dir: str
+    spool_dir: str
+    log_level: str
+    children: dict[str, Child] = field(default_factory=dict)
+
+    def add(self, backend: str, settings: dict[str, Any]) -> None:
+        self.children[backend] = Child(backend, settings)
+
+    def watch(self, now_s: float) -> None:
+        """Start what is due, hear beats, replace the dead and the silent."""
+        for child in self.children.values():
+            if child.process is None:
+                if now_s >= child.start_at_s:
+                    self._start(child, now_s)
+                continue
+            self._hear(child, now_s)
+            code = child.process.poll()
+            if code is not None:
+                self._bury(child, now_s, f"ended with code {code}")
+            elif now_s - child.beat_at_s > SILENT_S:
+                child.process.kill()
+                child.process.wait()
+                self._bury(child, now_s, f"did not answer for {SILENT_S:g} s and was killed")
+
+    def pids(self) -> dict[str, int]:
+        return {name: child.process.pid for name, child in self.children.items() if child.process is not None}
+
+    def stop(self) -> None:
+        """Ask all lanes to end; kill what does not within STOP_S."""
+        for child in self.children.values():
+            if child.process is not None and child.process.stdin is not None:
+                try:
+                    child.process.stdin.close()  # end of file is the order to stop
+                except OSError as error:
+                    log.debug("lane %s: %s", child.backend, error)
+        deadline_s = time.monotonic() + STOP_S
+        for child in self.children.values():
+            if child.process is None:
+                continue
+            try:
+                child.process.wait(max(deadline_s - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            os.close(child.beat_fd)
+            child.process = None
+
+    def _start(self, child: Child, now_s: float) -> None:
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        order = LaneOrder(child.backend, child.settings, self.state_dir, self.spool_dir, write_fd, self.log_level)
+        try:
+            # A session of its own: a Ctrl-C at the terminal reaches the daemon, which stops its lanes in order.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "verl_shipper.lane_process"],
+                stdin=subprocess.PIPE,
+                pass_fds=[write_fd],
+                start_new_session=True,
+            )
+            assert process.stdin is not None, "asked for a pipe"
+            process.stdin.write(order.to_line())
+            process.stdin.flush()
+        except OSError as error:
+            os.close(read_fd)
+            self._wait(child, now_s, f"cannot start: {error}")
+            return
+        finally:
+            os.close(write_fd)
+        child.process = process
+        child.beat_fd = read_fd
+        child.beat_at_s = child.started_s = now_s
+
+    def _hear(self, child: Child, now_s: float) -> None:
+        try:
+            if os.read(child.beat_fd, 4096):
+                child.beat_at_s = now_s
+        except BlockingIOError:
+            return
+
+    def _bury(self, child: Child, now_s: float, how: str) -> None:
+        assert child.process is not None, "no process to bury"
+        if child.process.stdin is not None:
+            try:
+                child.process.stdin.close()
+            except OSError as error:
+                log.debug("lane %s: %s", child.backend, error)
+        os.close(child.beat_fd)
+        child.process = None
+        if now_s - child.started_s > HEALTHY_S:
+            child.deaths = 0
+        self._wait(child, now_s, how)
+
+    def _wait(self, child: Child, now_s: float, how: str) -> None:
+        child.deaths += 1
+        pause_s = delay_s(child.deaths, random.random())  # noqa: S311 - jitter
+        child.start_at_s = now_s + pause_s
+        log.warning("lane %s %s; starting it again in %.1f s", child.backend, how, pause_s)

@@ -119,9 +119,7 @@ class Client:
 
     def log_text(self, key: str, text: str, step: int | None = None) -> None:
         """Record one text under a name."""
-        self._guard(
-            "log_text", lambda: self._append(RecordKind.TEXT, step, {str(key): cut_text(plain(str(text)))})
-        )
+        self._guard("log_text", lambda: self._append(RecordKind.TEXT, step, {str(key): cut_text(plain(str(text)))}))
 
     def span(
         self,

@@ -210,5 +210,3 @@ class Sender:
             for track in self._tracks:
                 if track.writer.end_offset:
                     os.utime(os.path.join(track.writer.folder, HEADER_NAME))
-
-

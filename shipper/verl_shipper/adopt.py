@@ -4,8 +4,8 @@
     writer alive, unheard   take what is complete; its own sender may come later, the offsets agree
     brought from elsewhere  the same
 
-Only whole, valid frames are taken: bytes behind them may still be cut back by their writer. File events only hasten a look;
-polling is the truth. Must not know: ZeroMQ, lanes. On failure: a folder that cannot be read is a problem with a
+Only whole, valid frames are taken: bytes behind them may still be cut back by their writer. File events only hasten a
+look; polling is the truth. Must not know: ZeroMQ, lanes. On failure: a folder that cannot be read is a problem with a
 name, shown by `status`; the others go on.
 """
 
@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(slots=True)
 class Adopt:
-    """Looks after the folders in `roots`. `keep`: never remove anything (offline folders that are someone's archive)."""
+    """Looks after the folders in `roots`. `keep`: never remove anything (offline folders are someone's archive)."""
 
     ingest: Ingest
     roots: list[str]
@@ -113,12 +113,13 @@ class Adopt:
         try:
             with open(os.path.join(folder, HEADER_NAME), "rb") as file:
                 header = decode_header(file.read())
-            if header.stream_id != name:
-                raise CorruptionError(f"header is of stream {header.stream_id}")
         except (OSError, CorruptionError) as error:
             if silent_s(folder, time.time()) > HEADER_GRACE_S or isinstance(error, PermissionError):
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 self._problem(folder, f"cannot read spool {folder} ({_owner(folder)}): {why}")
+            return
+        if header.stream_id != name:
+            self._problem(folder, f"folder {folder} holds another stream, {header.stream_id}: was it renamed?")
             return
         self.problems.pop(folder, None)
         self.sources[name] = Source(folder, header, StreamReader(folder))

@@ -47,7 +47,9 @@ def _config_options(command: Any) -> Any:
     for option in (
         click.option("--state-dir", metavar="DIR", help="The daemon's own spool and state."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override one configuration key."),
-        click.option("--backend", "backends", metavar="NAME", multiple=True, help="Deliver to this tracker (repeatable)."),
+        click.option(
+            "--backend", "backends", metavar="NAME", multiple=True, help="Deliver to this tracker (repeatable)."
+        ),
         click.option("--config", "config_path", metavar="FILE", help="Configuration, YAML."),
     ):
         command = option(command)
@@ -58,7 +60,9 @@ def _config_options(command: Any) -> Any:
 @_config_options
 @click.option("--socket", metavar="ADDR", help="Listen here: a path, ipc://PATH or tcp://HOST:PORT.")
 @click.option("--adopt", metavar="DIR", multiple=True, help="Client spool to look after (default: the user's spool).")
-@click.option("--drain-timeout", metavar="SECONDS", default=60.0, show_default=True, help="After CMD: wait for delivery.")
+@click.option(
+    "--drain-timeout", metavar="SECONDS", default=60.0, show_default=True, help="After CMD: wait for delivery."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
     config_path: str | None,
@@ -187,7 +191,8 @@ def letters_list(as_json: bool, state_dir: str | None) -> None:
     for letter in found:
         wanted = f" ({letter.wanted} is asked for)" if letter.wanted else ""
         step = "-" if letter.step is None else letter.step
-        click.echo(f"{letter.backend} {letter.letter_id}: run {letter.run_id} {letter.kind} step {step}: {letter.reason}{wanted}")
+        what = f"run {letter.run_id} {letter.kind} step {step}"
+        click.echo(f"{letter.backend} {letter.letter_id}: {what}: {letter.reason}{wanted}")
     click.echo(f"{len(found)} dead letters", err=True)
 
 

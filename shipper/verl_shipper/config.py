@@ -6,7 +6,7 @@
     spool_dir, state_dir, socket, adopt: [DIR]       places, see location.py for the defaults
     node_quota_bytes          disk for what trackers have not taken yet; beyond, writers keep their records
     log_level
-    trainer, actor_rollout_ref       the trainer's own sections may stand in the same file; `trainer.logger` names backends
+    trainer, actor_rollout_ref       the trainer's own sections may stand here too; `trainer.logger` names backends
 
 Read through OmegaConf, as verl reads its own, so `${oc.env:VERL_LOGGER,console}` works.
 Must not know: processes, sockets. On failure: ConfigError with file, key and the nearest right name.
@@ -99,7 +99,9 @@ def _merged(path: str | None, overrides: Sequence[str]) -> dict[str, Any]:
 
     for override in overrides:
         if "=" not in override or not override.partition("=")[0].strip():
-            raise ConfigError(f"--set {override!r} is not KEY=VALUE", hint="for example --set backends.file.dir=./records")
+            raise ConfigError(
+                f"--set {override!r} is not KEY=VALUE", hint="for example --set backends.file.dir=./records"
+            )
     base = _read(path) if path else {}
     try:
         merged = OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(list(overrides)))
@@ -145,7 +147,9 @@ def _chosen(values: Mapping[str, Any], named: Sequence[str], source: str) -> dic
 
     sections = values.get("backends") or {}
     if not isinstance(sections, dict):
-        raise ConfigError("`backends` is not a map of names", where=source, hint="write backends: {file: {dir: ./records}}")
+        raise ConfigError(
+            "`backends` is not a map of names", where=source, hint="write backends: {file: {dir: ./records}}"
+        )
     trainer = values.get("trainer") if isinstance(values.get("trainer"), dict) else {}
     logger = trainer.get("logger") if isinstance(trainer, dict) else None
     listed = [part.strip() for part in logger.split(",")] if isinstance(logger, str) else list(logger or [])

@@ -2,10 +2,11 @@
 
     loop: socket → (every SETTLE_S) fsync + ACK → adopt → lanes → reclaim → notes for `status`
 
-The only file that knows everyone. One thread; file events come from watchdog's thread as a flag. Ends on `stop()` or when
-`until` says so, within STOP seconds whatever a tracker does.
+The only file that knows everyone. One thread; file events come from watchdog's thread as a flag. Ends on `stop()` or
+when `until` says so, within STOP seconds whatever a tracker does.
 
-On failure: HeldError when another daemon is at work, ConfigError for places that cannot work; both before anything starts.
+On failure: HeldError when another daemon is at work, ConfigError for places that cannot work; both before anything
+starts.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Daemon:
         for name, settings in self.config.backends.items():
             self.supervisor.add(name, dict(settings))
         self.supervisor.watch(time.monotonic())
-        self._write_status(time.monotonic(), state="running")
+        self._write_status(state="running")
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Turn until `stop` was called or `until` is true."""
@@ -143,7 +144,7 @@ class Daemon:
             self.listener.mend()
         if now_s >= self._status_s:
             self._status_s = now_s + STATUS_S
-            self._write_status(now_s, state="running")
+            self._write_status(state="running")
 
     def drained(self) -> bool:
         """Whether folders, node spool and lanes hold nothing that is still to be delivered."""
@@ -157,7 +158,7 @@ class Daemon:
         with contextlib.suppress(OSError):
             self.listener.acknowledge(self.ingest.settle())
         self._watch.stop()
-        self._write_status(time.monotonic(), state="stopped")
+        self._write_status(state="stopped")
         self.listener.close()
         self.ingest.close()
         self._release()
@@ -189,7 +190,7 @@ class Daemon:
         if safe:
             self.ingest.reclaim(safe)
 
-    def _write_status(self, now_s: float, *, state: str) -> None:
+    def _write_status(self, *, state: str) -> None:
         notes: dict[str, Any] = {
             "state": state,
             "pid": os.getpid(),

@@ -1,9 +1,9 @@
 """Errors a person sees, each with its exit code. One line: what, where, why, what to type next.
 
-    ShipperError      1   something went wrong in the world
-    ├── ConfigError   2   the configuration or the command line cannot work
-    └── HeldError     3   another daemon holds the spool, the state or the socket
-    (4: flush or drain ended and something remains, see cli.py)
+ShipperError      1   something went wrong in the world
+├── ConfigError   2   the configuration or the command line cannot work
+└── HeldError     3   another daemon holds the spool, the state or the socket
+(4: flush or drain ended and something remains, see cli.py)
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     take(stream, offset, bytes, gap)      append what is new
     settle() → streams now durable        one fsync per stream for all that came since the last time (grouped)
 
-The state table `streams` remembers every stream ever taken, also after its bytes were reclaimed, so that a folder that is
-brought again brings nothing new. Rebuilt from the node spool when lost.
+The state table `streams` remembers every stream ever taken, also after its bytes were reclaimed, so that a folder
+that is brought again brings nothing new. Rebuilt from the node spool when lost.
 
 Must not know: ZeroMQ, lanes. On failure: IngestRefused with a reason a client can be told; other streams go on.
 """
@@ -73,7 +73,9 @@ class Ingest:
         """Recover the node spool and its table."""
         os.makedirs(self.spool_dir, 0o700, exist_ok=True)
         self._store = open_store(os.path.join(self.state_dir, "daemon.sqlite3"), SCHEMA)
-        for stream_id, durable in self.store.execute("SELECT stream_id, durable FROM streams WHERE state = 'reclaimed'"):
+        for stream_id, durable in self.store.execute(
+            "SELECT stream_id, durable FROM streams WHERE state = 'reclaimed'"
+        ):
             self.reclaimed[stream_id] = durable
         for name in sorted(os.listdir(self.spool_dir)):
             folder = os.path.join(self.spool_dir, name)

@@ -2,12 +2,12 @@
 
     cursor → decode → batch → OUTBOX (durable) → upload → outcome → commit
 
-Each run has its own batch in flight, backoff and park, so one broken run delays no other. Uploads run in threads, at most
-`runs_at_once_max` together; everything else happens in the lane's one loop. When a lane's state was lost it asks the
-backend for its watermark and counts what is already there as delivered, without sending it again.
+Each run has its own batch in flight, backoff and park, so one broken run delays no other. Uploads run in threads, at
+most `runs_at_once_max` together; everything else happens in the lane's one loop. When a lane's state was lost it asks
+the backend for its watermark and counts what is already there as delivered, without sending it again.
 
-Must not know: sockets, other lanes, SQLite. On failure of an upload: retried for ever with backoff; on a hung upload the
-process ends itself (HungUploadError) and is started again by the supervisor.
+Must not know: sockets, other lanes, SQLite. On failure of an upload: retried for ever with backoff; on a hung upload
+the process ends itself (HungUploadError) and is started again by the supervisor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from verl_shipper.policy.backoff import PARK_S, delay_s
 from verl_shipper.policy.delivery import TRANSITIONS, Delivery, Step, halves
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Kind
-from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header
+from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, decode_header
 from verl_shipper_spool.reader import Frame, StreamReader
 from verl_shipper_spool.record import decode_record
 
@@ -252,7 +252,8 @@ class Lane:
         """Take the next records of all streams of a run into the outbox."""
         taken = Taken()
         moved: list[Cursor] = []
-        for stream in run.streams.values():
+        in_order = sorted(run.streams.values(), key=lambda each: each.header.stream_class != SCALARS)
+        for stream in in_order:
             if self._full(taken):
                 break
             if not stream.exhausted:

@@ -3,8 +3,8 @@
     stdin    first line: LaneOrder as JSON; then "stop", or the end of file when the daemon is gone
     beat fd  one line a second while the loop turns; silence means hung
 
-Promises: one lane per backend and state folder (a lock outlives a daemon that was killed); ends by itself when its daemon
-does. Exit codes: 0 stopped, 75 an upload hangs, 1 anything else; the supervisor starts it again.
+Promises: one lane per backend and state folder (a lock outlives a daemon that was killed); ends by itself when its
+daemon does. Exit codes: 0 stopped, 75 an upload hangs, 1 anything else; the supervisor starts it again.
 """
 
 from __future__ import annotations

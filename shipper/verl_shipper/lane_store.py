@@ -246,8 +246,8 @@ class LaneStore:
         ledger = cursor.ledger
         packed = msgpack.packb(ledger.dropped)
         self._db.execute(
-            "INSERT INTO cursors VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (stream_id) DO UPDATE SET offset = excluded.offset,"
-            " ordinal = excluded.ordinal, seen = excluded.seen, damaged = excluded.damaged, dropped = excluded.dropped",
+            "INSERT INTO cursors VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (stream_id) DO UPDATE SET"
+            " offset = excluded.offset, ordinal = excluded.ordinal, seen = excluded.seen, damaged = excluded.damaged, dropped = excluded.dropped",
             (
                 cursor.stream_id,
                 cursor.run_id,

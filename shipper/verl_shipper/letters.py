@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -74,9 +74,11 @@ def _lanes(state_dir: str) -> list[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def _opened(path: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 - a context manager of a connection
+def _opened(path: str) -> Iterator[sqlite3.Connection]:
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as db:
             yield db
     except sqlite3.Error as error:
-        raise ShipperError(f"cannot read dead letters: {error}", where=path, hint="is the lane's state intact?") from error
+        raise ShipperError(
+            f"cannot read dead letters: {error}", where=path, hint="is the lane's state intact?"
+        ) from error

@@ -2,8 +2,9 @@
 
     HELLO → greet → WELCOME(durable)      DATA → take → (after the group's fsync) ACK(durable)
 
-Promises: an ACK is sent only for what is fsynced. The socket file is private to the user, bound once per machine (a lock file
-beside it is held while we live), and bound again when somebody removes it. A message that is not ours costs a count.
+Promises: an ACK is sent only for what is fsynced. The socket file is private to the user, bound once per machine (a
+lock file beside it is held while we live), and bound again when somebody removes it. A message that is not ours costs
+a count.
 
 Must not know: disks, lanes. On failure: HeldError when another daemon listens there, ConfigError when nobody can.
 """
@@ -56,7 +57,9 @@ class Listener:
                     self._locks[address] = Lock.take(path + ".lock", f"socket {path}")
                 except OSError as error:
                     raise ConfigError(
-                        f"cannot use socket {path}: {error.strerror or error}", where="--socket", hint="choose another path"
+                        f"cannot use socket {path}: {error.strerror or error}",
+                        where="--socket",
+                        hint="choose another path",
                     ) from error
             self._bind(address)
 
@@ -67,7 +70,11 @@ class Listener:
         for socket in self._sockets.values():
             poller.register(socket, zmq.POLLIN)
         ready = dict(poller.poll(int(timeout_s * 1000)))
-        return any([self._drain(address, socket) for address, socket in self._sockets.items() if socket in ready])
+        more = False
+        for address, socket in self._sockets.items():
+            if socket in ready:
+                more = self._drain(address, socket) or more
+        return more
 
     def acknowledge(self, settled: list[NodeStream]) -> None:
         """Tell the writers what is durable now."""
@@ -119,7 +126,9 @@ class Listener:
             socket.bind(address)
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            raise ConfigError(f"cannot listen on {address}: {error}", where="--socket", hint="choose another") from error
+            raise ConfigError(
+                f"cannot listen on {address}: {error}", where="--socket", hint="choose another"
+            ) from error
         finally:
             os.umask(mask)
         self._sockets[address] = socket

@@ -2,7 +2,7 @@
 
     same boot, same pid namespace      the process with that pid and start time exists, or not: certain
     same node, another boot            gone: certain
-    anything else (container, host)    by heartbeat: the youngest modification in its folder; silent for DEAD_AGE_S = gone
+    anything else (container, host)    by heartbeat, the youngest modification in its folder: silent for DEAD_AGE_S
 
 Must not know: spools, sockets. Never raises.
 """

@@ -1,6 +1,6 @@
 """One stream in the node spool: the daemon's own copy of a client's stream, byte for byte at the same offsets.
 
-    append(offset, bytes)   before the end: already have it; at the end: append; behind the end: refused unless a gap is told
+    append(offset, bytes)   before the end: have it; at the end: append; behind the end: refused unless a gap is told
     sync()                  fsync; afterwards everything below `end` is durable and may be acknowledged
     recover()               after a restart: cut the last segment behind its last valid frame
 
@@ -13,12 +13,13 @@ import logging
 import os
 import stat
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.files import RealFiles
 from verl_shipper_spool.frame import LOSS_TAG, Walker, encode, scan
 from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, encode_header
-from verl_shipper_spool.reader import Frame, Ledger, StreamReader
+from verl_shipper_spool.reader import Frame, StreamReader
 from verl_shipper_spool.record import Loss, Record, RecordKind, decode_record, encode_loss, encode_record
 from verl_shipper_spool.segment import SEGMENT_BYTES_MAX, Segment, list_segments, segment_name
 
@@ -58,12 +59,10 @@ class NodeStream:
             return True
         if offset > self.end and not gap:
             return False
-        if offset < self.end:
-            content = content[self.end - offset :]
-        elif offset > self.end:
-            self._begin_segment(offset)
-        elif self._fd < 0 or (self.end - self._segment_first >= SEGMENT_BYTES_MAX and self.walker.at_boundary):
-            self._begin_segment(offset)
+        full = self.end - self._segment_first >= SEGMENT_BYTES_MAX and self.walker.at_boundary
+        content = content[max(self.end - offset, 0) :]
+        if offset > self.end or self._fd < 0 or full:
+            self._begin_segment(max(offset, self.end))
         self._write(content)
         self.walker.feed(content)
         return True
@@ -97,7 +96,9 @@ class NodeStream:
         self._segment_first = last.first_offset
         self._fd = self.files.open_append(last.path)
         if understood < size and not self.sealed:
-            log.warning("%s: cut %d torn bytes at offset %d", last.path, size - understood, last.first_offset + understood)
+            log.warning(
+                "%s: cut %d torn bytes at offset %d", last.path, size - understood, last.first_offset + understood
+            )
             self.files.truncate(self._fd, understood)
             size = understood
         self.end = last.first_offset + size
@@ -124,7 +125,7 @@ class NodeStream:
         """Remove segments that end at or below `below`; the one written to stays. Returns bytes freed."""
         segments = list_segments(self.files, self.folder)
         freed = 0
-        for segment, behind in zip(segments, segments[1:], strict=False):
+        for segment, behind in pairwise(segments):
             if behind.first_offset > below:
                 break
             freed += self.files.size(segment.path)
@@ -188,8 +189,6 @@ class NodeStream:
             _set_aside(path)
             segments.pop()
         return segments
-
-
 
 
 def _decoded(finding: Frame) -> Record | None:

@@ -47,7 +47,9 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> in
         try:
             process = subprocess.Popen(list(command), env=environment)
         except OSError as error:
-            raise ShipperError(f"cannot run {command[0]}: {error.strerror}", hint="check the command after --") from error
+            raise ShipperError(
+                f"cannot run {command[0]}: {error.strerror}", hint="check the command after --"
+            ) from error
         told_s = [0.0]
 
         def forward(number: int) -> None:
@@ -166,9 +168,7 @@ def _signals(act: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def with_places(
-    config: Config, state_dir: str | None, socket: str | None, adopt: Sequence[str]
-) -> Config:
+def with_places(config: Config, state_dir: str | None, socket: str | None, adopt: Sequence[str]) -> Config:
     """Configuration with places from the command line on top."""
     return replace(
         config,

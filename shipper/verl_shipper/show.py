@@ -53,7 +53,9 @@ def daemon_lines(report: Report) -> list[str]:
     age_s = (time.time_ns() - daemon.get("updated_ns", 0)) / 1e9
     running = daemon.get("state") == "running" and age_s < FRESH_S
     state = f"running, pid {daemon.get('pid')}" if running else f"not running (last seen {age_s:.0f} s ago)"
-    return [f"daemon {state}; {daemon.get('open_streams', 0)} open streams, {daemon.get('spool_bytes', 0)} bytes spooled"]
+    return [
+        f"daemon {state}; {daemon.get('open_streams', 0)} open streams, {daemon.get('spool_bytes', 0)} bytes spooled"
+    ]
 
 
 def notes(report: Report) -> list[str]:

@@ -175,7 +175,9 @@ def _add_cursors(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
 
 
 def _add_tallies(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
-    columns = "run_id, delivered, sampled_out, dead_lettered, discarded, unreadable, retries, ignored, parked, last_error"
+    columns = (
+        "run_id, delivered, sampled_out, dead_lettered, discarded, unreadable, retries, ignored, parked, last_error"
+    )
     now_ns = time.time_ns()
     for row in db.execute(f"SELECT {columns}, delivered_ns FROM tallies"):  # noqa: S608 - our own names
         run_id, delivered, sampled, dead, discarded, unreadable, retries, ignored, parked, error, delivered_ns = row

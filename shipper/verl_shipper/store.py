@@ -1,8 +1,8 @@
 """SQLite files of the daemon and its lanes: open, or quarantine and begin anew.
 
-Promises: a state file that is empty, torn or full of NULs (all seen after power loss) never stops a start and never loses
-records: it is renamed to `*.bad-<time>` and rebuilt by its owner from the spool and the trackers' own watermarks. One
-transaction per commit, durable when the call returns.
+Promises: a state file that is empty, torn or full of NULs (all seen after power loss) never stops a start and never
+loses records: it is renamed to `*.bad-<time>` and rebuilt by its owner from the spool and the trackers' own
+watermarks. One transaction per commit, durable when the call returns.
 
 Must not know: tables. On failure: sqlite3.Error for a disk that does not take a transaction.
 """

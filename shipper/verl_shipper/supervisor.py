@@ -2,8 +2,8 @@
 
     RUNNING ─ exit or silence for SILENT_S ─▶ WAITING (backoff) ─▶ RUNNING
 
-Must not know: what a lane does. On failure to start a process: like a death, with backoff. A lane's exit costs nothing: its
-outbox and cursors are on disk.
+Must not know: what a lane does. On failure to start a process: like a death, with backoff. A lane's exit costs
+nothing: its outbox and cursors are on disk.
 """
 
 from __future__ import annotations

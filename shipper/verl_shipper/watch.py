@@ -29,10 +29,10 @@ class Watch:
         news = self._news
 
         class Handler(FileSystemEventHandler):
-            def on_created(self, event: object) -> None:
+            def on_created(self, _event: object) -> None:
                 news.set()
 
-            def on_moved(self, event: object) -> None:
+            def on_moved(self, _event: object) -> None:
                 news.set()
 
         try:

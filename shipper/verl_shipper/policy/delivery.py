@@ -1,9 +1,9 @@
 """The delivery of one run at one backend, as a table.
 
-    IDLE      nothing under way
-    SENDING   the first batch of the outbox is being uploaded
-    WAITING   a retry is due later
-    PARKED    an operator must act; looked at slowly
+IDLE      nothing under way
+SENDING   the first batch of the outbox is being uploaded
+WAITING   a retry is due later
+PARKED    an operator must act; looked at slowly
 """
 
 from __future__ import annotations

@@ -247,7 +247,8 @@ class LaneStore:
         packed = msgpack.packb(ledger.dropped)
         self._db.execute(
             "INSERT INTO cursors VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (stream_id) DO UPDATE SET"
-            " offset = excluded.offset, ordinal = excluded.ordinal, seen = excluded.seen, damaged = excluded.damaged, dropped = excluded.dropped",
+            " offset = excluded.offset, ordinal = excluded.ordinal, seen = excluded.seen,"
+            " damaged = excluded.damaged, dropped = excluded.dropped",
             (
                 cursor.stream_id,
                 cursor.run_id,

@@ -20,29 +20,50 @@ from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header
 from verl_shipper_spool.reader import Damage, Frame, Gap, StreamReader
 from verl_shipper_spool.record import KIND_NAME, decode_loss, decode_record
 
+RUNS_SHOWN_MAX = 20
 FRESH_S = 30.0  # notes older than this are of a daemon that is gone
 
 
 def status_table(report: Report) -> Any:
     """A rich renderable of the whole account."""
     from rich.console import Group
+    from rich.text import Text
+
+    tables = [_run_table(report, run_id) for run_id in _shown_runs(report)]
+    if len(report.runs) != len(tables) or len(report.runs) > 1:
+        tables.append(_run_table(report, None))
+    return Group(*map(Text, daemon_lines(report)), *tables, *map(Text, notes(report)))
+
+
+def _shown_runs(report: Report) -> list[str]:
+    """The youngest runs, those with something pending first; a node may have thousands of finished ones."""
+
+    def pending(run_id: str) -> bool:
+        return any(runs[run_id].pending > 0 for runs in report.backends.values() if run_id in runs)
+
+    young = sorted(report.runs, key=lambda run_id: (pending(run_id), report.runs[run_id].created_ns), reverse=True)
+    return young[:RUNS_SHOWN_MAX]
+
+
+def _run_table(report: Report, run_id: str | None) -> Any:
+    """One row per backend of a run, or of all runs together."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="verl-shipper", title_justify="left", header_style="bold")
-    for name in ("backend", "run"):
-        table.add_column(name, overflow="fold")
+    run = report.runs[run_id] if run_id else None
+    title = f"{run.project}/{run.experiment}  {run_id}" if run else f"all {len(report.runs)} runs"
+    table = Table(
+        title=Text(title), title_justify="left", title_style="bold", header_style="", box=None, pad_edge=False
+    )
+    table.add_column("backend")
     for name in ("logged", "delivered", "sampled", "dead", "dropped", "pending", "lag"):
         table.add_column(name, justify="right")
     table.add_column("state", overflow="fold")
     for backend, runs in sorted(report.backends.items()):
-        for run_id, account in sorted(runs.items()):
-            run = report.runs.get(run_id)
-            label = f"{run.project}/{run.experiment} {run_id}" if run else run_id
-            table.add_row(backend, Text(label), *_numbers(account), Text(state_of(account)))
-        if len(runs) != 1:
-            table.add_row(backend, f"all {len(runs)} runs", *_numbers(report.total(backend)), "", style="bold")
-    return Group(*(Text(line) for line in daemon_lines(report)), table, *(Text(line) for line in notes(report)))
+        account = runs.get(run_id) if run_id else report.total(backend)
+        if account is not None:
+            table.add_row(backend, *_numbers(account), Text(state_of(account)))
+    return table
 
 
 def daemon_lines(report: Report) -> list[str]:

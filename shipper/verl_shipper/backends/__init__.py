@@ -32,9 +32,7 @@ def load_backend(name: str) -> type[Backend]:
         for entry in entry_points(group=ENTRY_POINT_GROUP):
             if entry.name == name:
                 return _checked(name, entry.load())
-        raise ConfigError(
-            f"unknown backend {name!r}", hint=f"known backends: {', '.join(known_names())}"
-        )
+        raise ConfigError(f"unknown backend {name!r}", hint=f"known backends: {', '.join(known_names())}")
     module_name, _, class_name = target.partition(":")
     return _checked(name, getattr(importlib.import_module(module_name), class_name))
 

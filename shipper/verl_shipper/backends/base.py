@@ -4,16 +4,17 @@ A lane makes one Backend object per run and calls it from one thread at a time:
 
     open() ─ upload(batch) ─ upload(batch) ─ … ─ close()
 
-`upload` answers with one of four outcomes and raises nothing on purpose; an exception is a bug of the backend, counted and
-retried like an outage.
+`upload` answers with one of four outcomes and raises nothing on purpose; an exception is a bug of the backend, counted
+and retried like an outage.
 
     Delivered(remember)   the tracker itself said that it has every item of the batch
     Retry(reason, after_s) nothing is known or nothing was taken; send the very same batch again, not before after_s
     Reject(reason, items) the tracker will never take these items (None: one of the batch, it does not say which)
-    Park(reason)          nobody's data is at fault: key refused, run deleted, quota. Keep everything, retry slowly, be loud
+    Park(reason)          nobody's data is at fault: key refused, run deleted, quota. Keep all, retry slowly, be loud
 
-The same batch may be uploaded again after any crash, byte for byte the same, so a backend must make a repeat harmless: by the
-tracker's own keys, or by what it remembered. `remember` of Delivered and the lane's cursor are committed in one transaction.
+The same batch may be uploaded again after any crash, byte for byte the same, so a backend must make a repeat harmless:
+by the tracker's own keys, or by what it remembered. `remember` of Delivered and the lane's cursor are committed in one
+transaction.
 
 Must not know: spool, cursors, sampling, other backends.
 """
@@ -127,7 +128,7 @@ class Backend(abc.ABC):
         self.memory = memory
 
     @classmethod
-    def check(cls, settings: Mapping[str, Any]) -> None:
+    def check(cls, settings: Mapping[str, Any]) -> None:  # noqa: B027 - most backends have nothing to check
         """Raise ConfigError for settings that cannot work; called once when the daemon starts, touches no network."""
 
     @abc.abstractmethod
@@ -140,8 +141,8 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def watermark(self) -> Mapping[str, int]:
-        """What the tracker is known to hold: the next ordinal by stream id. Asked when the lane's own state was lost, so
-        that nothing is sent twice. Empty when repeats are harmless or the tracker cannot tell."""
+        """What the tracker is known to hold: the next ordinal by stream id. Asked for streams that are new to the lane
+        or whose state was lost, so that nothing is sent twice. Empty when repeats are harmless or it cannot tell."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -35,6 +35,7 @@ from verl_shipper_spool.errors import CorruptionError
 
 RECORD_VERSION = 1
 UNSUPPORTED_EXT = 1
+_FLOAT_S = 1  # msgpack: timestamps (ours never write one) are read as seconds since the epoch
 
 
 class RecordKind(enum.IntEnum):
@@ -155,8 +156,8 @@ def _hashable(key: Any) -> Any:
 
 def _unpack(payload: bytes) -> Any:
     try:
-        return msgpack.unpackb(payload, raw=False, strict_map_key=False, ext_hook=_ext)
-    except Exception:  # noqa: BLE001 - odd map keys and timestamps need the slow road; msgpack has no common base
+        return msgpack.unpackb(payload, raw=False, strict_map_key=False, ext_hook=_ext, timestamp=_FLOAT_S)
+    except Exception:  # noqa: BLE001 - odd map keys and broken text need the slow road; msgpack has no common base
         return _unpack_slow(payload)
 
 
@@ -167,6 +168,7 @@ def _unpack_slow(payload: bytes) -> Any:
             raw=False,
             strict_map_key=False,
             ext_hook=_ext,
+            timestamp=_FLOAT_S,
             object_pairs_hook=_pairs,
             unicode_errors="replace",
         )

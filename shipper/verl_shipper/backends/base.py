@@ -127,8 +127,8 @@ class Backend(abc.ABC):
         self.settings = settings
         self.memory = memory
 
-    @classmethod
-    def check(cls, settings: Mapping[str, Any]) -> None:  # noqa: B027 - most backends have nothing to check
+    @classmethod  # noqa: B027 - most backends have nothing to check
+    def check(cls, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError for settings that cannot work; called once when the daemon starts, touches no network."""
 
     @abc.abstractmethod

@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Retry, RunInfo
 from verl_shipper.backends.paths import component
 from verl_shipper.errors import ConfigError
-from verl_shipper.redact import redact
 from verl_shipper.values import flatten_metrics, to_json, visible
 from verl_shipper_spool.files import RealFiles
 from verl_shipper_spool.record import KIND_NAME, Record, RecordKind
+from verl_shipper_spool.redact import redact
 
 LOG = logging.getLogger(__name__)
 FOLDER_MODE = 0o755

@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass
 
 from verl_shipper.backends.base import Outcome, Park, Reject, Retry
-from verl_shipper.redact import scrub
+from verl_shipper_spool.redact import scrub
 
 REASON_CHARS_MAX = 300
 RETRY_STATUSES = frozenset({408, 409, 425, 429})

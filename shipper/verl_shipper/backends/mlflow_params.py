@@ -14,8 +14,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from verl_shipper.redact import redact
 from verl_shipper.values import key_text, to_json, visible
+from verl_shipper_spool.redact import redact
 
 VALUE_CHARS_MAX = 6000
 CUT = " … [cut by verl-shipper]"

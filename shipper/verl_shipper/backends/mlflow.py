@@ -33,11 +33,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from verl_shipper.backends.base import Backend, Batch, Delivered, Limits, Memory, Outcome, Park, Reject, Retry, RunInfo
-from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker, database_path
+from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker
 from verl_shipper.backends.mlflow_outcome import RefusedError
 from verl_shipper.backends.mlflow_plan import Planner, Request, deliver
 from verl_shipper.backends.mlflow_run import Place, RunFinder
 from verl_shipper.errors import ConfigError
+from verl_shipper_spool.redact import scrub
 
 SEND_S_MAX = 60.0  # then the lane gets control back, well before it would think us hung
 
@@ -135,8 +136,9 @@ class MlflowBackend(Backend):
 
 def tracking_uri(settings: Mapping[str, Any]) -> str:
     """The URI that counts; empty when there is none."""
-    uri = settings.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or ""
-    return str(uri).rstrip("/")
+    uri = str(settings.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or "")
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}{separator}{rest.rstrip('/')}" if scheme in ("http", "https") else uri
 
 
 def check_uri(uri: str) -> None:
@@ -149,11 +151,11 @@ def check_uri(uri: str) -> None:
     if not separator or scheme == "file":
         # MLflow's folder store shows a point twice when it is sent twice.
         hint = "use sqlite:////PATH/mlflow.db, which needs no server either"
-        raise ConfigError(f"mlflow cannot be used with the folder {uri!r}", where=where, hint=hint)
+        raise ConfigError(f"mlflow cannot be used with the folder {scrub(uri)!r}", where=where, hint=hint)
     if scheme.partition("+")[0] == "sqlite":
-        if database_path(uri) in (None, os.path.abspath("")):
-            raise ConfigError(f"{uri!r} names no file", where=where, hint="use sqlite:////PATH/mlflow.db")
+        if not rest.strip("/") or ":memory:" in rest:
+            raise ConfigError(f"{scrub(uri)!r} names no file", where=where, hint="use sqlite:////PATH/mlflow.db")
         if importlib.util.find_spec("sqlalchemy") is None:
             raise ConfigError("sqlite needs the full mlflow, not mlflow-skinny", hint="pip install mlflow")
     elif not rest.strip("/"):
-        raise ConfigError(f"{uri!r} names no host", where=where, hint="use http://HOST:PORT")
+        raise ConfigError(f"{scrub(uri)!r} names no host", where=where, hint="use http://HOST:PORT")

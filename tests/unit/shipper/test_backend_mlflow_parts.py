@@ -1,0 +1,532 @@
+"""The pure parts of the mlflow backend: names, params, artifacts, spans, outcomes, settings."""
+
+from __future__ import annotations
+
+import errno
+import json
+import posixpath
+import re
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.batches import STREAM, item
+from verl_shipper.backends.base import Outcome, Park, Reject, Retry
+from verl_shipper.backends.mlflow import MlflowBackend
+from verl_shipper.backends.mlflow_artifacts import CLAIMS_MAX, Claims, generations_artifact, text_artifact
+from verl_shipper.backends.mlflow_http import database_path, default_artifact_location, retry_after_s
+from verl_shipper.backends.mlflow_names import NAME_CHARS_MAX, NAMES_MAX, Names
+from verl_shipper.backends.mlflow_outcome import Answer, RefusedError, classify
+from verl_shipper.backends.mlflow_params import CUT, VALUE_CHARS_MAX, params_of
+from verl_shipper.backends.mlflow_plan import deliver, span_chunks
+from verl_shipper.backends.mlflow_run import experiment_name, tag_value
+from verl_shipper.backends.mlflow_spans import span_of
+from verl_shipper.errors import ConfigError
+from verl_shipper_spool.record import RecordKind
+
+P12_NAMES = [
+    *(
+        "timing(s)/gen",
+        "val/pass@8",
+        "train/lr(1e-3)",
+        "/lead",
+        "../up",
+        "a//b",
+        "k" * 300,
+        "奖励/均值",
+        "val/😀",
+        "ok",
+    ),
+    *("", ".", "..", "a/", " lead", "new\nline", "a/./b", "nul\0", "\ud83d"),
+]
+
+
+def is_taken_by_mlflow(name: str) -> bool:
+    """The server's own rule, written down independently."""
+    norm = posixpath.normpath(name)
+    is_path_like = norm != name or norm == "." or norm.startswith(("..", "/"))
+    return bool(re.fullmatch(r"[/\w.\- :]+", name)) and not is_path_like and len(name) <= NAME_CHARS_MAX
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("original", "name"),
+    [
+        ("ok", "ok"),
+        ("val/pass@8", "val/pass_at_8"),
+        ("timing(s)/gen", "timing_s_/gen"),
+        ("/lead", "lead"),
+        ("../up", "__/up"),
+        ("a//b", "a/b"),
+        ("", "unnamed"),
+        ("奖励/均值", "奖励/均值"),
+    ],
+)
+def test_names_stay_readable(original: str, name: str) -> None:
+    assert Names().name(original) == name
+
+
+def test_every_hostile_name_becomes_one_that_mlflow_takes() -> None:
+    names = Names()
+
+    shown = [names.name(original) for original in P12_NAMES]
+
+    assert [name for name in shown if not is_taken_by_mlflow(name)] == []
+    assert len(set(shown)) == len(P12_NAMES)
+
+
+@pytest.mark.parametrize(
+    "originals",
+    [["a(b)", "a[b]"], ["Loss", "loss"], ["a_at_b", "a@b"], ["a@b", "a_at_b"], ["a/b", "a//b"], ["", "unnamed"]],
+)
+def test_two_originals_never_share_a_name(originals: list[str]) -> None:
+    names = Names()
+
+    shown = [names.name(original).casefold() for original in originals]
+
+    assert len(set(shown)) == len(originals)
+    assert shown[0] == Names().name(originals[0]).casefold()
+
+
+def test_names_are_the_same_after_a_restart_in_any_order() -> None:
+    first = Names()
+    shown = {original: first.name(original) for original in ["a(b)", "a[b]", "Loss", "loss", *P12_NAMES]}
+
+    again = Names(json.loads(json.dumps(first.notes())))
+
+    assert {original: again.name(original) for original in reversed(list(shown))} == shown
+    assert not again.is_changed
+
+
+def test_the_number_of_notes_is_bounded_and_names_stay_apart_beyond_it() -> None:
+    names = Names({f"n{number}": f"n{number}" for number in range(NAMES_MAX)})
+
+    shown = [names.name("a(b)"), names.name("a[b]"), names.name("plain")]
+
+    assert len(set(shown)) == 3
+    assert shown[2] == "plain"
+    assert not names.is_changed
+    assert names.renamed() == {}
+
+
+@given(st.lists(st.text(max_size=300), max_size=8, unique=True))
+def test_any_names_become_distinct_names_that_mlflow_takes(originals: list[str]) -> None:
+    names = Names()
+
+    shown = [names.name(original) for original in originals]
+
+    assert all(is_taken_by_mlflow(name) for name in shown)
+    assert len({name.casefold() for name in shown}) == len(originals)
+
+
+# Params
+
+
+def test_a_configuration_becomes_flat_text() -> None:
+    config = {"optim": {"lr": 1e-4, "betas": [0.9, {"x": None}]}, "tag": None, "on": True, "empty": {}, 3: "", "s": "a"}
+
+    assert params_of(config) == {
+        "optim/lr": "0.0001",
+        "optim/betas": '[0.9, {"x": null}]',
+        "tag": "None",
+        "on": "True",
+        "empty": "{}",
+        "3": "",
+        "s": "a",
+    }
+
+
+def test_params_carry_no_secrets() -> None:
+    assert "SENTINEL" not in str(params_of({"swanlab": {"api_key": "SENTINEL"}, "list": [{"token": "SENTINEL"}]}))
+
+
+def test_a_long_value_is_cut_where_it_can_be_seen() -> None:
+    params = params_of({"long": "x" * 7000, "fits": "y" * VALUE_CHARS_MAX})
+
+    assert len(params["long"]) == VALUE_CHARS_MAX
+    assert params["long"].endswith(CUT)
+    assert params["fits"] == "y" * VALUE_CHARS_MAX
+
+
+@pytest.mark.parametrize("config", [None, "text", [], {}])
+def test_what_is_no_configuration_has_no_params(config: object) -> None:
+    assert params_of(config) == {}
+
+
+# Artifacts
+
+
+def generations(**place: Any) -> Any:
+    body = {"columns": ["input", "output", "score"], "rows": [["q", "a", 0.5]], "part": 0, "parts": 1, "call": 0}
+    body |= place.pop("body", {})
+    return item(RecordKind.GENERATIONS, body, **place)
+
+
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        ({"step": 40}, "val_generations/step_40.json"),
+        ({"step": -1}, "val_generations/step_-1.json"),
+        ({"step": None}, "val_generations/no_step.json"),
+        ({"step": 4, "rank": 1, "body": {"call": 2, "part": 3}}, "val_generations/step_4.rank_1.call_2.part_3.json"),
+    ],
+)
+def test_a_generations_path_says_step_rank_call_and_part(place: dict[str, Any], path: str) -> None:
+    assert generations_artifact(generations(**place), Claims())[0] == path
+
+
+def test_generations_are_a_list_of_rows_by_column() -> None:
+    body = {"rows": [["q\ud83d", None, float("nan")], ["short"], ["a", "b", 1, "rest"]]}
+
+    _path, content = generations_artifact(generations(body=body), Claims())
+
+    assert json.loads(content) == [
+        {"input": "q\ufffd", "output": None, "score": "NaN"},
+        {"input": "short"},
+        {"input": "a", "output": "b", "score": 1, "column_4": "rest"},
+    ]
+
+
+def test_the_same_step_of_another_process_does_not_replace_the_first() -> None:
+    claims = Claims()
+    first = generations_artifact(generations(step=40), claims)[0]
+    other = generations_artifact(generations(step=40, stream_id="7" * 32), claims)[0]
+
+    again = Claims(json.loads(json.dumps(claims.notes())))
+
+    assert (first, other) == ("val_generations/step_40.json", "val_generations/step_40.writer_77777777.json")
+    assert generations_artifact(generations(step=40, stream_id="7" * 32), again)[0] == other
+    assert generations_artifact(generations(step=40), again)[0] == first
+    assert not again.is_changed
+
+
+def test_two_texts_of_one_step_have_two_paths_and_a_repeat_has_the_same() -> None:
+    claims = Claims()
+    one, two = (item(RecordKind.TEXT, {"a/b": "x"}, ordinal=ordinal, step=None) for ordinal in (1, 2))
+
+    paths = [text_artifact(record, "a/b", "x", claims)[0] for record in (one, two, one, two)]
+
+    assert paths == ["text/a/b/no_step.txt", f"text/a/b/no_step.writer_{STREAM[:8]}-2.txt"] * 2
+
+
+@pytest.mark.parametrize("key", ["../../etc", "a:%2f#?", "", "/", "😀", "x" * 400, 3, ("a", 1)])
+def test_a_text_key_never_leaves_its_folder(key: object) -> None:
+    path, _content = text_artifact(item(RecordKind.TEXT, {}, step=1), key, "x", Claims())
+
+    assert path.startswith("text/")
+    assert path == posixpath.normpath(path)
+    assert re.fullmatch(r"[\w.\- /]+", path)
+
+
+def test_claims_are_bounded_and_the_oldest_go_first() -> None:
+    claims = Claims()
+    for number in range(CLAIMS_MAX + 1):
+        claims.claim(f"s{number}", ".txt", "me")
+
+    notes = claims.notes()
+
+    assert len(notes) == CLAIMS_MAX
+    assert "s0" not in notes
+
+
+# Spans
+
+
+def span_body(**changes: Any) -> dict[str, Any]:
+    ids = {"trace_id": b"\x01" * 16, "span_id": b"\x02" * 8, "parent_id": None}
+    return ids | {"name": "generate", "start_ns": 10, "end_ns": 20, "status": "ok", "attributes": {}} | changes
+
+
+def attributes(span: Any) -> dict[str, str]:
+    return {pair.key: pair.value.string_value for pair in span.attributes}
+
+
+def test_a_root_span_tags_its_trace_and_a_child_does_not() -> None:
+    body = span_body(attributes={"sample_index": 3, "validate": False, "custom": [1]})
+
+    root = attributes(span_of(body, step=7, rank=2, experiment="exp"))
+    child = attributes(span_of(body | {"parent_id": b"\x03" * 8}, step=7, rank=2, experiment="exp"))
+
+    tags = {key.removeprefix("mlflow.traceTag."): json.loads(text) for key, text in root.items() if "traceTag" in key}
+    assert tags == {
+        "step": "7",
+        "rank": "2",
+        "experiment_name": "exp",
+        "sample_index": "3",
+        "validate": "False",
+        "mlflow.traceName": "generate",
+    }
+    assert not any("traceTag" in key for key in child)
+    assert child["custom"] == "[1]"
+
+
+def test_attributes_cannot_pose_as_mlflows_own() -> None:
+    body = span_body(attributes={"mlflow.spanInputs": "forged", "mlflow.traceTag.step": "9"}, inputs={"a": 1})
+
+    found = attributes(span_of(body, step=1, rank=0, experiment="exp"))
+
+    assert found["mlflow.spanInputs"] == '{"a": 1}'
+    assert found["mlflow.traceTag.step"] == '"1"'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trace_id": b""},
+        {"trace_id": b"\0" * 16},
+        {"span_id": b"short"},
+        {"span_id": None},
+        {"parent_id": b"\0" * 8},
+        {"start_ns": -1},
+        {"end_ns": None},
+        {"end_ns": 2**64},
+    ],
+)
+def test_what_cannot_be_a_span_is_a_value_error(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"span needs a|not a time"):
+        span_of(span_body(**changes), step=1, rank=0, experiment="exp")
+
+
+def test_spans_are_grouped_by_number_and_bytes() -> None:
+    spans = [(number, SimpleNamespace(ByteSize=lambda: 1024 * 1024)) for number in range(5)]
+    small = [(number, SimpleNamespace(ByteSize=lambda: 1)) for number in range(250)]
+
+    assert [len(part) for part in span_chunks(spans)] == [2, 2, 1]
+    assert [len(part) for part in span_chunks(small)] == [100, 100, 50]
+
+
+# Outcomes
+
+
+class FakeMlflowError(Exception):
+    """Has what MlflowException has."""
+
+    def __init__(self, text: str, code: str = "INTERNAL_ERROR", status: int = 500) -> None:
+        super().__init__(text)
+        self.error_code = code
+        self._status = status
+
+    def get_http_status_code(self) -> int:
+        return self._status
+
+
+class RequestException(OSError):  # noqa: N818 - the name is the point
+    """Stands in for the type of that name."""
+
+    def __init__(self, text: str, response: object = None) -> None:
+        super().__init__(text)
+        self.response = response
+
+
+class SSLCertVerificationError(OSError):
+    """Stands in for the type of that name."""
+
+
+class MissingSchema(RequestException, ValueError):  # noqa: N818 - the name is the point
+    """Stands in for the type of that name."""
+
+
+def caused(outer: BaseException, inner: BaseException) -> BaseException:
+    outer.__cause__ = inner
+    return outer
+
+
+REFUSED = caused(FakeMlflowError("API request failed"), RequestException("Connection refused"))
+OUTCOMES: list[tuple[BaseException, Answer | None, type[Outcome], str]] = [
+    (REFUSED, None, Retry, "Connection refused"),
+    (FakeMlflowError("timed out"), None, Retry, "timed out"),
+    (FakeMlflowError("x"), Answer(500), Retry, "x"),
+    (FakeMlflowError("x"), Answer(503), Retry, "x"),
+    (FakeMlflowError("x"), Answer(408), Retry, "x"),
+    (FakeMlflowError("x"), Answer(425), Retry, "x"),
+    (FakeMlflowError("x"), Answer(429), Retry, "x"),
+    (FakeMlflowError("too many 503 error responses"), None, Retry, "503"),
+    (FakeMlflowError("(sqlite3.OperationalError) database is locked\n[SQL: …]", status=503), None, Retry, "locked"),
+    (FakeMlflowError("x", "INVALID_PARAMETER_VALUE", 400), None, Reject, "x"),
+    (FakeMlflowError("x", "INVALID_PARAMETER_VALUE", 400), Answer(400), Reject, "x"),
+    (FakeMlflowError("x"), Answer(413), Reject, "x"),
+    (FakeMlflowError("x"), Answer(422), Reject, "x"),
+    (FakeMlflowError("x"), Answer(501), Reject, "x"),
+    (FakeMlflowError("x", "UNAUTHENTICATED", 401), Answer(401), Park, "MLFLOW_TRACKING_TOKEN"),
+    (FakeMlflowError("x", "PERMISSION_DENIED", 403), None, Park, "MLFLOW_TRACKING_TOKEN"),
+    (FakeMlflowError("no such run", "RESOURCE_DOES_NOT_EXIST", 404), Answer(404), Park, "no such run"),
+    (
+        FakeMlflowError("run must be in the 'active' state", "INVALID_PARAMETER_VALUE", 400),
+        Answer(400),
+        Park,
+        "removed",
+    ),
+    (FakeMlflowError("x", "ENDPOINT_NOT_FOUND", 404), Answer(404), Park, "is there an MLflow server"),
+    (RequestException("x", SimpleNamespace(status_code=401)), None, Park, "key refused"),
+    (RequestException("x", SimpleNamespace(status_code=502)), None, Retry, "x"),
+    (caused(FakeMlflowError("x"), SSLCertVerificationError("self-signed")), None, Park, "certificate not trusted"),
+    (MissingSchema("no scheme"), None, Park, "not an address"),
+    (ModuleNotFoundError("No module named 'boto3'"), None, Park, "pip install"),
+    (AttributeError("no log_spans"), None, Park, "upgrade"),
+    (ValueError("Value out of range"), None, Reject, "out of range"),
+    (TypeError("x"), None, Reject, "x"),
+    (caused(FakeMlflowError("x"), OverflowError("too large")), None, Reject, "too large"),
+    (PermissionError(errno.EACCES, "Permission denied"), None, Reject, "artifact store is not writable"),
+    (OSError(errno.ENOSPC, "No space left on device"), None, Retry, "No space left"),
+    (RuntimeError("who knows"), None, Retry, "who knows"),
+]
+
+
+@pytest.mark.parametrize(("error", "answer", "kind", "words"), OUTCOMES)
+def test_what_happened_decides_the_outcome(
+    error: BaseException, answer: Answer | None, kind: type[Any], words: str
+) -> None:
+    outcome: Any = classify(error, answer)
+
+    assert type(outcome) is kind
+    assert words in outcome.reason
+    assert "\n" not in outcome.reason
+
+
+def test_retry_after_is_honoured() -> None:
+    assert classify(FakeMlflowError("x"), Answer(429, 7.0)) == Retry("x", 7.0)
+
+
+def test_an_earlier_good_answer_does_not_hide_an_error() -> None:
+    assert isinstance(classify(REFUSED, Answer(200)), Retry)
+
+
+def test_no_reason_shows_a_secret() -> None:
+    outcome = classify(FakeMlflowError("API request to http://me:SENTINEL@host/api failed, Bearer SENTINEL123"), None)
+
+    assert "SENTINEL" not in str(outcome)
+    assert "host/api" in str(outcome)
+
+
+def test_reasons_are_short() -> None:
+    assert len(str(classify(FakeMlflowError("x" * 100_000)))) < 500
+
+
+def test_an_endless_chain_of_causes_ends() -> None:
+    one, two = FakeMlflowError("one"), FakeMlflowError("two")
+    one.__cause__, two.__cause__ = two, one
+
+    assert isinstance(classify(one), Retry)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("-3", 0.0),
+        ("1e9", 3600.0),
+        ("Thu, 01 Jan 1970 00:02:00 GMT", 20.0),
+        ("soon", None),
+        ("nan", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_retry_after_may_be_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
+    assert retry_after_s(header, now_s=100.0) == seconds
+
+
+# Halving
+
+
+def tracker_that_refuses(bad: set[int], sent: list[Sequence[int]]) -> Any:
+    def send(items: Sequence[int]) -> None:
+        sent.append(items)
+        poison = bad.intersection(items)
+        if poison:
+            raise RefusedError(Reject(f"bad {min(poison)}"))
+
+    return send
+
+
+def test_refused_items_are_found_by_halving_and_the_others_get_through() -> None:
+    sent: list[Sequence[int]] = []
+
+    refused = deliver(tracker_that_refuses({15, 37}, sent), range(100))
+
+    assert refused == {15: "bad 15", 37: "bad 37"}
+    assert len(sent) < 40
+    assert {i for items in sent for i in items if not {15, 37}.intersection(items)} == set(range(100)) - {15, 37}
+
+
+def test_a_refusal_that_holds_for_all_is_not_halved() -> None:
+    sent: list[Sequence[int]] = []
+
+    def send(items: Sequence[int]) -> None:
+        sent.append(items)
+        raise RefusedError(Reject("no traces here"), is_for_all=True)
+
+    assert deliver(send, range(50)) == dict.fromkeys(range(50), "no traces here")
+    assert len(sent) == 1
+
+
+def test_an_outage_is_not_halved() -> None:
+    def send(_items: Sequence[int]) -> None:
+        raise RefusedError(Retry("down"))
+
+    with pytest.raises(RefusedError, match="down"):
+        deliver(send, range(50))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "MLFLOW_TRACKING_URI"),
+        ({"tracking_uri": "./mlruns"}, "sqlite:////PATH"),
+        ({"tracking_uri": "file:///tmp/mlruns"}, "sqlite:////PATH"),
+        ({"tracking_uri": "sqlite://"}, "names no file"),
+        ({"tracking_uri": "sqlite:///"}, "names no file"),
+        ({"tracking_uri": "http://"}, "names no host"),
+        ({"tracking_uri": "sqlite:///:memory:"}, "names no file"),
+        ({"tracking_uri": "http://x", "timeout_s": 0}, "timeout_s"),
+        ({"tracking_uri": "http://x", "timeout_s": "soon"}, "timeout_s"),
+    ],
+)
+def test_settings_that_cannot_work_are_told_in_one_line(
+    settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    with pytest.raises(ConfigError, match=words) as caught:
+        MlflowBackend.check(settings)
+
+    assert "\n" not in caught.value.line()
+
+
+def test_the_uri_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+
+    MlflowBackend.check({})
+
+
+def test_a_database_keeps_its_artifacts_beside_it() -> None:
+    assert database_path("sqlite:////data/mlflow/runs.db?x=1") == "/data/mlflow/runs.db"
+    assert default_artifact_location("sqlite:////data/mlflow/runs.db") == "/data/mlflow/mlartifacts"
+    assert default_artifact_location("http://tracker") is None
+
+
+@pytest.mark.parametrize("project", ["", ".", "x" * 600, "奖" * 400, "nul\0", "\ud83d", "a/b 'c'"])
+def test_any_project_has_an_experiment_name_that_mlflow_takes(project: str) -> None:
+    name = experiment_name(project)
+
+    assert 0 < len(name) <= 500
+    assert "\0" not in name.encode().decode()
+
+
+@pytest.mark.parametrize("run_id", ["it's", 'say "x"', "back`tick", "", "\ud83d", "new\nline", "x" * 600])
+def test_any_run_id_can_be_searched_for(run_id: str) -> None:
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", tag_value(run_id))
+
+
+def test_an_ordinary_run_id_is_its_own_tag() -> None:
+    assert tag_value("grpo-2026.11_a1:b/c") == "grpo-2026.11_a1:b/c"

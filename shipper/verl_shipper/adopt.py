@@ -91,8 +91,8 @@ class Adopt:
         for stream_id, source in self.sources.items():
             if not self.ingest.known(stream_id) or source.valid_end > self.ingest.durable(stream_id):
                 return False
-            if self._life(source) is Life.GONE and stream_id not in self._done:
-                return False
+            if self._life(source) is Life.GONE:
+                return False  # not sealed yet: then it would be no source any more
         return True
 
     def _discover(self) -> None:
@@ -126,9 +126,7 @@ class Adopt:
 
     def _look_at(self, stream_id: str, source: Source, now_s: float) -> bool:
         life = self._life(source)
-        have = self.ingest.streams[stream_id].end if stream_id in self.ingest.streams else 0
-        if stream_id in self.ingest.reclaimed:
-            have = self.ingest.reclaimed[stream_id]
+        have = self.ingest.end(stream_id)
         on_disk = source.reader.end_offset()
         if on_disk <= have and life is not Life.GONE:
             source.unheard = False
@@ -194,10 +192,11 @@ class Adopt:
         if self.ingest.unsettled:
             return  # first everything durable, then the end
         self.ingest.seal(stream_id, read_losses(source.folder))
-        self._done.add(stream_id)
         del self.sources[stream_id]
         if not self.keep:
             shutil.rmtree(source.folder, ignore_errors=True)
+        if os.path.exists(source.folder):
+            self._done.add(stream_id)
 
     def _life(self, source: Source) -> Life:
         return judge(source.header.process, this_process(), silent_s(source.folder, time.time()))

@@ -32,7 +32,7 @@ from verl_shipper.store import open_store_read_only
 from verl_shipper.supervisor import Supervisor
 from verl_shipper.watch import Watch
 from verl_shipper_spool.errors import UsageError
-from verl_shipper_spool.location import socket_address, spool_dir, state_dir
+from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, SOCKET_VARIABLE, socket_address, spool_dir, state_dir
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,15 @@ MEND_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where this daemon works. `listen`: addresses; empty for a daemon that only reads folders."""
+    """Where this daemon works. `listen`: addresses; empty for a daemon that only reads folders. The first one must
+    work when somebody asked for it (`must_listen`); the others are offered where their folders allow."""
 
     state_dir: str
     spool_dir: str
     adopt: tuple[str, ...]
     listen: tuple[str, ...]
     keep_sources: bool = False
+    must_listen: bool = False
 
 
 def places_of(config: Config) -> Places:
@@ -62,11 +64,13 @@ def places_of(config: Config) -> Places:
         addresses += [address for root in roots if (address := _derived_address(root)) not in addresses]
     except UsageError as error:
         raise ConfigError(error.what, where=error.where, hint=error.hint) from error
-    return Places(state_dir(spool, config.state_dir), spool, roots, tuple(addresses))
+    state = state_dir(spool, config.state_dir)
+    asked = bool(config.socket or os.environ.get(SOCKET_VARIABLE))
+    return Places(state, spool, roots, tuple(addresses), must_listen=asked)
 
 
 def _derived_address(root: str) -> str:
-    return socket_address(root, os.path.join(root, "ingest.sock"))
+    return socket_address(root, os.path.join(root, *SOCKET_BELOW_SPOOL))
 
 
 class Daemon:
@@ -77,7 +81,7 @@ class Daemon:
         self.places = places
         self.ingest = Ingest(places.state_dir, config.node_quota_bytes)
         self.adopt = Adopt(self.ingest, list(places.adopt), keep=places.keep_sources)
-        self.listener = Listener(self.ingest, list(places.listen))
+        self.listener = Listener(self.ingest, list(places.listen), must_listen=places.must_listen)
         self.supervisor = Supervisor(places.state_dir, self.ingest.spool_dir, config.log_level)
         self._locks: list[Lock] = []
         self._watch = Watch(list(places.adopt))

@@ -53,7 +53,6 @@ class Ingest:
     state_dir: str
     quota_bytes: int
     streams: dict[str, NodeStream] = field(default_factory=dict)
-    reclaimed: dict[str, int] = field(default_factory=dict)  # stream id → durable offset
     size_bytes: int = 0
     taken_bytes: int = 0
     _store: sqlite3.Connection | None = None
@@ -73,22 +72,19 @@ class Ingest:
         """Recover the node spool and its table."""
         os.makedirs(self.spool_dir, 0o700, exist_ok=True)
         self._store = open_store(os.path.join(self.state_dir, "daemon.sqlite3"), SCHEMA)
-        for stream_id, durable in self.store.execute(
-            "SELECT stream_id, durable FROM streams WHERE state = 'reclaimed'"
-        ):
-            self.reclaimed[stream_id] = durable
         for name in sorted(os.listdir(self.spool_dir)):
             folder = os.path.join(self.spool_dir, name)
-            if name not in self.reclaimed and os.path.isdir(folder):
+            if self._reclaimed(name) is None and os.path.isdir(folder):
                 self._recover(name, folder)
         self._save(self.streams.values())
 
     def greet(self, header: StreamHeader) -> int:
         """Make a stream known; returns the offset below which everything is durable here."""
-        if header.stream_id in self.reclaimed:
-            return self.reclaimed[header.stream_id]
         stream = self.streams.get(header.stream_id)
         if stream is None:
+            delivered = self._reclaimed(header.stream_id)
+            if delivered is not None:
+                return delivered
             stream = NodeStream(header, os.path.join(self.spool_dir, header.stream_id))
             try:
                 stream.create()
@@ -99,7 +95,7 @@ class Ingest:
         return stream.durable
 
     def known(self, stream_id: str) -> bool:
-        return stream_id in self.streams or stream_id in self.reclaimed
+        return stream_id in self.streams or self._reclaimed(stream_id) is not None
 
     def take(self, stream_id: str, offset: int, content: bytes, *, gap: bool = False) -> bool:
         """Append bytes of a known stream. False when something is missing in front of them."""
@@ -129,9 +125,14 @@ class Ingest:
         return self._heard_at_s.get(stream_id, float("-inf"))
 
     def durable(self, stream_id: str) -> int:
-        if stream_id in self.reclaimed:
-            return self.reclaimed[stream_id]
-        return self.streams[stream_id].durable
+        """Offset below which everything is safe here; 0 for a stream nobody knows."""
+        stream = self.streams.get(stream_id)
+        return stream.durable if stream else self._reclaimed(stream_id) or 0
+
+    def end(self, stream_id: str) -> int:
+        """Offset behind the last byte taken, durable or not."""
+        stream = self.streams.get(stream_id)
+        return stream.end if stream else self._reclaimed(stream_id) or 0
 
     def pending(self, stream_id: str) -> int:
         """Bytes at the end of our copy that belong to a frame not yet complete."""
@@ -211,6 +212,13 @@ class Ingest:
         self.streams[header.stream_id] = stream
         self.size_bytes += sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
 
+    def _reclaimed(self, stream_id: str) -> int | None:
+        """End of a stream that was delivered and reclaimed; None for any other."""
+        row = self.store.execute(
+            "SELECT durable FROM streams WHERE stream_id = ? AND state = 'reclaimed'", (stream_id,)
+        ).fetchone()
+        return int(row[0]) if row else None
+
     def _distrust(self, stream: NodeStream) -> None:
         stream.close()
         fresh = NodeStream(stream.header, stream.folder)
@@ -220,7 +228,6 @@ class Ingest:
     def _forget(self, stream: NodeStream) -> None:
         stream_id = stream.header.stream_id
         self.store.execute("UPDATE streams SET state = 'reclaimed' WHERE stream_id = ?", (stream_id,))
-        self.reclaimed[stream_id] = stream.durable
         del self.streams[stream_id]
         stream.close()
         shutil.rmtree(stream.folder, ignore_errors=True)

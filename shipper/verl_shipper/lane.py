@@ -25,13 +25,13 @@ from typing import Any
 
 from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Reject, Retry, RunInfo
 from verl_shipper.lane_store import Cursor, LaneStore, Sealed, Taken
-from verl_shipper.node_stream import SEALED_NAME
+from verl_shipper.node_stream import RECLAIMED_NAME, SEALED_NAME
 from verl_shipper.policy.backoff import PARK_S, delay_s
 from verl_shipper.policy.delivery import TRANSITIONS, Delivery, Step, halves
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, decode_header
-from verl_shipper_spool.reader import Frame, StreamReader
+from verl_shipper_spool.reader import MISSING, Frame, Gap, StreamReader
 from verl_shipper_spool.record import decode_record
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 DISCOVER_S = 0.5  # how often the node spool is listed for new streams
 LOOK_S_MIN = 0.05  # how often a busy run is looked at for news, and a quiet one
 LOOK_S_MAX = 1.0
+RUN_NOTE = "lane.run"  # what a run is called, kept for when its streams are gone
 READ_BYTES_MIN = 64 * 1024
 IDLE_CLOSE_S = 600.0  # a run without news gives its connections back
 
@@ -56,6 +57,7 @@ class Stream:
     cursor: Cursor
     already: int = 0  # ordinals below this are at the tracker (its watermark)
     exhausted: bool = False  # sealed, and read to its end
+    late: bool = False  # its beginning was reclaimed before this lane's state began
 
 
 @dataclass(slots=True)
@@ -162,7 +164,21 @@ class Lane:
         for name in self._known.difference(names):
             self._drop_stream(name)
         for run_id in self._store.sealed_runs() - self.runs.keys():
-            log.debug("run %s has a sealed batch but no stream yet", run_id)
+            self._revive(run_id)
+        for run_id in [run_id for run_id, run in self.runs.items() if self._is_over(run)]:
+            self.runs.pop(run_id).backend.close()
+
+    def _is_over(self, run: RunLane) -> bool:
+        return not run.streams and run.future is None and not run.has_outbox
+
+    def _revive(self, run_id: str) -> None:
+        """A run whose streams are reclaimed has work again: a dead letter is to be sent once more."""
+        note = self._store.get_note(run_id, RUN_NOTE)
+        if note is not None:
+            self.runs[run_id] = self._new_run(RunInfo(run_id, *note))
+
+    def _new_run(self, info: RunInfo) -> RunLane:
+        return RunLane(info, self._backend_class(info, self._settings, StoreMemory(self._store, info.run_id)))
 
     def _add_stream(self, name: str) -> None:
         folder = os.path.join(self._spool_dir, name)
@@ -175,9 +191,9 @@ class Lane:
         run = self.runs.get(header.run_id)
         if run is None:
             info = RunInfo(header.run_id, header.project, header.experiment, header.created_ns)
-            memory = StoreMemory(self._store, header.run_id)
-            run = RunLane(info, self._backend_class(info, self._settings, memory))
-            self.runs[header.run_id] = run
+            if self._store.get_note(info.run_id, RUN_NOTE) is None:
+                self._store.put_note(info.run_id, RUN_NOTE, [info.project, info.experiment, info.created_ns])
+            run = self.runs[header.run_id] = self._new_run(info)
         cursor = self._cursors.get(name)
         if cursor is None:
             cursor = self._cursors[name] = Cursor(name, header.run_id)
@@ -281,12 +297,25 @@ class Lane:
             if not found:
                 return
             for finding in found:
+                if isinstance(finding, Gap) and finding.start == 0:
+                    stream.late = os.path.exists(os.path.join(stream.reader.folder, RECLAIMED_NAME))
                 cursor.ledger.account(finding)
                 cursor.offset = finding.end
+                if stream.late and isinstance(finding, Frame):
+                    self._account_late(stream, finding, taken)
                 if isinstance(finding, Frame) and finding.kind is Kind.RECORD:
                     self._decode(stream, finding, taken)
                     if self._full(taken):
                         return
+
+    def _account_late(self, stream: Stream, first: Frame, taken: Taken) -> None:
+        """Records reclaimed before this lane's state began: delivered if the tracker says so, else told as such."""
+        stream.late = False
+        ledger = stream.cursor.ledger
+        there = first.ordinal <= stream.already
+        missing = ledger.dropped.get(MISSING, 0)
+        ledger.move(MISSING, None if there else "reclaimed", missing)
+        taken.already += missing if there else 0
 
     def _decode(self, stream: Stream, frame: Frame, taken: Taken) -> None:
         if frame.ordinal < stream.already:

@@ -40,6 +40,7 @@ class Listener:
 
     ingest: Ingest
     addresses: list[str]
+    must_listen: bool = False  # whether the first address is one that somebody asked for
     rejected_messages: int = 0
     _context: zmq.Context[zmq.Socket[bytes]] | None = None
     _sockets: dict[str, zmq.Socket[bytes]] = field(default_factory=dict)
@@ -49,19 +50,28 @@ class Listener:
 
     def open(self) -> None:
         self._context = zmq.Context()
-        for address in self.addresses:
-            path = ipc_path(address)
-            if path:
-                try:
-                    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-                    self._locks[address] = Lock.take(path + ".lock", f"socket {path}")
-                except OSError as error:
-                    raise ConfigError(
-                        f"cannot use socket {path}: {error.strerror or error}",
-                        where="--socket",
-                        hint="choose another path",
-                    ) from error
-            self._bind(address)
+        for index, address in enumerate(list(self.addresses)):
+            try:
+                self._hold(address)
+                self._bind(address)
+            except ConfigError as error:
+                if self.must_listen and index == 0:
+                    raise
+                log.warning("%s; writers there are read from disk", error.what)
+                self.addresses.remove(address)
+
+    def _hold(self, address: str) -> None:
+        path = ipc_path(address)
+        if path:
+            try:
+                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+                self._locks[address] = Lock.take(path + ".lock", f"socket {path}")
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot use socket {path}: {error.strerror or error}",
+                    where="--socket",
+                    hint="choose another path",
+                ) from error
 
     def poll(self, timeout_s: float) -> bool:
         """Wait for messages and handle some. True when there may be more."""

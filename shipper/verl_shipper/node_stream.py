@@ -26,6 +26,7 @@ from verl_shipper_spool.segment import SEGMENT_BYTES_MAX, Segment, list_segments
 log = logging.getLogger(__name__)
 
 SEALED_NAME = "sealed"
+RECLAIMED_NAME = "reclaimed"  # present once segments were removed because every lane had delivered them
 
 
 @dataclass(slots=True)
@@ -122,18 +123,15 @@ class NodeStream:
         self.sealed = True
 
     def reclaim(self, below: int) -> int:
-        """Remove segments that end at or below `below`; the one written to stays. Returns bytes freed."""
+        """Remove segments that end at or below `below`; the last one stays. Returns bytes freed."""
         segments = list_segments(self.files, self.folder)
         freed = 0
         for segment, behind in pairwise(segments):
             if behind.first_offset > below:
                 break
+            self.files.replace(os.path.join(self.folder, RECLAIMED_NAME), str(behind.first_offset).encode())
             freed += self.files.size(segment.path)
             self.files.remove(segment.path)
-        if self.sealed and below >= self.end and segments:
-            self.close()
-            freed += self.files.size(segments[-1].path)
-            self.files.remove(segments[-1].path)
         return freed
 
     def _write_frames(self, frames: bytes) -> None:

@@ -1,7 +1,7 @@
 """Where things are when nobody says so. Trainer and daemon compute the same places from the same few facts.
 
     spool   argument → VERL_SHIPPER_SPOOL_DIR → <home>/.local/state/verl-shipper/<node>/spool
-    socket  argument → VERL_SHIPPER_SOCKET    → <spool>/ingest.sock, or a short stand-in for it
+    socket  argument → VERL_SHIPPER_SOCKET    → <spool>/run/ingest.sock, or a short stand-in for it
     state   argument → VERL_SHIPPER_STATE_DIR → <spool's parent>/state
 
 The spool is the meeting point: whoever agrees on it agrees on the socket. Never in /tmp (cleaners remove it, services
@@ -24,6 +24,9 @@ SOCKET_VARIABLE = "VERL_SHIPPER_SOCKET"
 STATE_VARIABLE = "VERL_SHIPPER_STATE_DIR"
 RUN_ID_VARIABLE = "VERL_SHIPPER_RUN_ID"
 
+# A folder of its own: who removes a stale socket together with its folder removes no records.
+SOCKET_BELOW_SPOOL = ("run", "ingest.sock")
+
 # sun_path holds 108 bytes with its final NUL; ZeroMQ needs a few of its own on some platforms.
 SOCKET_PATH_BYTES_MAX = 100
 
@@ -45,7 +48,7 @@ def state_dir(spool: str, given: str | os.PathLike[str] | None = None) -> str:
 
 def socket_address(spool: str, given: str | None = None) -> str:
     """ZeroMQ address of the daemon that serves `spool`. Raises UsageError for an address of an unknown form."""
-    chosen = given or os.environ.get(SOCKET_VARIABLE) or os.path.join(spool, "ingest.sock")
+    chosen = given or os.environ.get(SOCKET_VARIABLE) or os.path.join(spool, *SOCKET_BELOW_SPOOL)
     scheme, separator, rest = chosen.partition("://")
     if not separator:
         return "ipc://" + short_socket_path(os.path.abspath(os.path.expanduser(chosen)))

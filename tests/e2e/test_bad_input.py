@@ -51,14 +51,21 @@ def test_a_server_that_is_not_there_is_shown_and_loses_nothing(site: Site) -> No
     assert "Traceback" not in words
 
 
-def test_an_unknown_backend_is_refused_with_the_known_names(site: Site) -> None:
-    result = shipper(site, "run", "--backend", "fiel", timeout_s=20)
+@pytest.mark.parametrize(("name", "advice"), [("fiel", "'file'"), ("oracle9", "mlflow")])
+def test_an_unknown_backend_is_refused_with_the_nearest_or_the_known_names(site: Site, name: str, advice: str) -> None:
+    result = shipper(site, "run", "--backend", name, timeout_s=20)
 
-    _assert_one_line(result, USAGE, "fiel", "file", "mlflow")
+    _assert_one_line(result, USAGE, name, advice)
 
 
 def test_a_backend_without_its_setting_is_refused(site: Site) -> None:
     result = shipper(site, "run", "--backend", "file", "--set", "backends.file.dri=/x", timeout_s=20)
+
+    _assert_one_line(result, USAGE, "backends.file.dir")
+
+
+def test_a_misspelled_setting_of_a_backend_is_refused(site: Site) -> None:
+    result = shipper(site, "run", *site.file_backend(), "--set", "backends.file.dri=/x", timeout_s=20)
 
     _assert_one_line(result, USAGE, "dri")
 
@@ -111,7 +118,8 @@ def test_a_spool_that_is_a_file_is_one_line(site: Site) -> None:
 
     result = shipper(site, "run", *site.file_backend(), timeout_s=20)
 
-    _assert_one_line(result, WORLD, str(site.spool))
+    _assert_one_line(result, USAGE, str(site.spool))
+    assert "--state-dir" not in result.stderr, "the advice names the wrong folder"
 
 
 @pytest.mark.parametrize("which", ["spool", "state"])
@@ -120,7 +128,8 @@ def test_a_place_that_cannot_be_made_is_one_line(site: Site, which: str) -> None
 
     result = shipper(site, "run", *site.file_backend(), timeout_s=20)
 
-    _assert_one_line(result, WORLD, "/proc/no")
+    _assert_one_line(result, USAGE, "/proc/no")
+    assert ("--state-dir" in result.stderr) == (which == "state"), "the advice names the wrong folder"
 
 
 def test_a_second_daemon_on_the_same_spool_is_one_line(site: Site) -> None:

@@ -46,7 +46,7 @@ class Source:
     refused_until_s: float = 0.0
     unheard: bool = False  # its live writer does not reach the socket
     stable_looks: int = 0  # looks at a dead writer's stream that found nothing more
-    unreadable: bool = False
+    behind: bool = True  # the last look left something to take
 
 
 @dataclass(slots=True)
@@ -59,11 +59,13 @@ class Adopt:
     sources: dict[str, Source] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     torn: int = 0
+    looks: int = 0
     _done: set[str] = field(default_factory=set)
 
     def look(self, now_s: float) -> bool:
         """One look at all folders. True when there is more to take at once."""
         self._discover()
+        self.looks += 1
         more = False
         for stream_id in list(self.sources):
             source = self.sources[stream_id]
@@ -88,8 +90,10 @@ class Adopt:
 
     def settled(self) -> bool:
         """Whether the folders hold nothing that the node spool lacks, and no dead writer waits to be sealed."""
+        if not self.looks:
+            return False
         for stream_id, source in self.sources.items():
-            if not self.ingest.known(stream_id) or source.valid_end > self.ingest.durable(stream_id):
+            if source.behind or not self.ingest.known(stream_id) or source.valid_end > self.ingest.durable(stream_id):
                 return False
             if self._life(source) is Life.GONE:
                 return False  # not sealed yet: then it would be no source any more
@@ -129,15 +133,17 @@ class Adopt:
         have = self.ingest.end(stream_id)
         on_disk = source.reader.end_offset()
         if on_disk <= have and life is not Life.GONE:
-            source.unheard = False
+            source.unheard = source.behind = False
             source.valid_end = min(source.valid_end, have)
             return False
         heard = self.ingest.heard_at_s(stream_id)
         if life is not Life.GONE and now_s - heard < UNHEARD_S:
+            source.behind = True
             return False
         if not self.ingest.known(stream_id):
             self.ingest.greet(source.header)
         took = self._take(stream_id, source, have, final=life is Life.GONE)
+        source.behind = took > 0
         if took:
             source.unheard = life is Life.ALIVE
             source.stable_looks = 0

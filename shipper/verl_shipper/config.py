@@ -90,7 +90,17 @@ def check_backends(config: Config) -> None:
     from verl_shipper.backends import load_backend
 
     for name, settings in config.backends.items():
-        load_backend(name).check(settings)
+        backend = load_backend(name)
+        for key in settings:
+            if backend.settings_known is not None and key not in backend.settings_known:
+                near = difflib.get_close_matches(key, backend.settings_known, 1)
+                known = ", ".join(backend.settings_known)
+                raise ConfigError(
+                    f"unknown setting {key!r} of backend {name!r}",
+                    where=f"{config.source}: backends.{name}.{key}",
+                    hint=f"did you mean {near[0]!r}?" if near else f"known settings: {known}",
+                )
+        backend.check(settings)
 
 
 def _merged(path: str | None, overrides: Sequence[str]) -> dict[str, Any]:

@@ -32,7 +32,14 @@ from verl_shipper.store import open_store_read_only
 from verl_shipper.supervisor import Supervisor
 from verl_shipper.watch import Watch
 from verl_shipper_spool.errors import UsageError
-from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, SOCKET_VARIABLE, socket_address, spool_dir, state_dir
+from verl_shipper_spool.location import (
+    SOCKET_BELOW_SPOOL,
+    SOCKET_VARIABLE,
+    SPOOL_VARIABLE,
+    socket_address,
+    spool_dir,
+    state_dir,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,20 +98,16 @@ class Daemon:
     def open(self) -> None:
         """Take the locks, recover the spool, listen, start the lanes."""
         try:
-            self._locks.append(Lock.take(os.path.join(self.places.state_dir, "daemon.lock"), "this state folder"))
+            with _at_place(self.places.state_dir, "--state-dir"):
+                self._locks.append(Lock.take(os.path.join(self.places.state_dir, "daemon.lock"), "this state folder"))
             for root in self.places.adopt:
-                self._hold_root(root)
-            self.ingest.open()
-        except HeldError:
+                with _at_place(root, f"--adopt or {SPOOL_VARIABLE}"):
+                    self._hold_root(root)
+            with _at_place(self.places.state_dir, "--state-dir"):
+                self.ingest.open()
+        except (HeldError, ConfigError):
             self._release()
             raise
-        except OSError as error:
-            self._release()
-            raise ConfigError(
-                f"cannot work in {error.filename or self.places.state_dir}: {error.strerror or error}",
-                where="--state-dir",
-                hint="choose a folder that this user may write",
-            ) from error
         try:
             self.listener.open()
         except (ConfigError, HeldError):
@@ -212,6 +215,17 @@ class Daemon:
             "problems": sorted(set(self.adopt.problems.values())),
         }
         self.ingest.write_notes({key: json.dumps(value) for key, value in notes.items()})
+
+
+@contextlib.contextmanager
+def _at_place(path: str, option: str) -> Iterator[None]:
+    """Says which folder cannot be used, and by what to choose another."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot work in {path}: {error.strerror or error}", where=option, hint="choose a folder that you may write"
+        ) from error
 
 
 def _safe_offsets(path: str) -> dict[str, int]:

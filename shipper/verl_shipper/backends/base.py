@@ -120,6 +120,7 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     limits: ClassVar[Limits] = Limits()
+    settings_known: ClassVar[tuple[str, ...] | None] = None  # names of settings; None: not checked
 
     def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
         """`settings` is the section `backends.<name>` of the configuration, already checked by `check`."""

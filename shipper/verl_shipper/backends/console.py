@@ -28,6 +28,7 @@ class ConsoleBackend(Backend):
     """Prints the records of one run."""
 
     name: ClassVar[str] = "console"
+    settings_known: ClassVar[tuple[str, ...] | None] = ("stream",)
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:

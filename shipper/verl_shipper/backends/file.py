@@ -39,6 +39,7 @@ class FileBackend(Backend):
     """Appends the records of one run to its file."""
 
     name: ClassVar[str] = "file"
+    settings_known: ClassVar[tuple[str, ...] | None] = ("dir",)
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:

@@ -57,6 +57,13 @@ class MlflowBackend(Backend):
     """Delivers one run to MLflow."""
 
     name: ClassVar[str] = "mlflow"
+    settings_known: ClassVar[tuple[str, ...] | None] = (
+        "artifact_location",
+        "lock_dir",
+        "run_id",
+        "timeout_s",
+        "tracking_uri",
+    )
     limits: ClassVar[Limits] = Limits(items_max=500)
 
     @classmethod

@@ -98,7 +98,7 @@ def check_backends(config: Config) -> None:
                 raise ConfigError(
                     f"unknown setting {key!r} of backend {name!r}",
                     where=f"{config.source}: backends.{name}.{key}",
-                    hint=f"did you mean {near[0]!r}?" if near else f"known settings: {known}",
+                    hint=f"did you mean backends.{name}.{near[0]}?" if near else f"known settings: {known}",
                 )
         backend.check(settings)
 

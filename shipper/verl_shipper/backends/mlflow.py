@@ -30,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from verl_shipper.backends.base import Backend, Batch, Delivered, Limits, Memory, Outcome, Park, Reject, Retry, RunInfo
@@ -40,6 +41,8 @@ from verl_shipper.backends.mlflow_run import Place, RunFinder
 from verl_shipper.errors import ConfigError
 from verl_shipper_spool.redact import scrub
 
+# What MLflow itself can track to, besides sqlite and installed plugins.
+SCHEMES = frozenset({"http", "https", "databricks", "databricks-uc", "uc", "mysql", "postgresql", "mssql"})
 SEND_S_MAX = 60.0  # then the lane gets control back, well before it would think us hung
 
 
@@ -148,6 +151,10 @@ def tracking_uri(settings: Mapping[str, Any]) -> str:
     return f"{scheme}{separator}{rest.rstrip('/')}" if scheme in ("http", "https") else uri
 
 
+def _plugin_schemes() -> set[str]:
+    return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
+
+
 def check_uri(uri: str) -> None:
     """Raise ConfigError for a URI that cannot work."""
     where = "backends.mlflow.tracking_uri"
@@ -164,5 +171,8 @@ def check_uri(uri: str) -> None:
             raise ConfigError(f"{scrub(uri)!r} names no file", where=where, hint="use sqlite:////PATH/mlflow.db")
         if importlib.util.find_spec("sqlalchemy") is None:
             raise ConfigError("sqlite needs the full mlflow, not mlflow-skinny", hint="pip install mlflow")
-    elif not rest.strip("/"):
+    elif scheme.partition("+")[0] not in SCHEMES and scheme not in _plugin_schemes():
+        hint = "use http://HOST:PORT or sqlite:////PATH/mlflow.db"
+        raise ConfigError(f"mlflow knows no trackers at {scheme}://", where=where, hint=hint)
+    elif not rest.strip("/") and scheme in ("http", "https"):
         raise ConfigError(f"{scrub(uri)!r} names no host", where=where, hint="use http://HOST:PORT")

@@ -14,16 +14,18 @@ Must not know: trackers, files of the spool. On failure: sqlite3.Error; the lane
 
 from __future__ import annotations
 
-import sqlite3
+import contextlib
+import math
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
 from verl_shipper.backends.base import Item
-from verl_shipper.store import open_store
+from verl_shipper.store import open_store, transaction
 from verl_shipper_spool.reader import Ledger
 from verl_shipper_spool.record import decode_record
 
@@ -114,6 +116,7 @@ class LaneStore:
 
     def __init__(self, path: str) -> None:
         self._db = open_store(path, SCHEMA)
+        self._lock = threading.RLock()  # one connection, and the notes come from other threads
 
     def close(self) -> None:
         self._db.close()
@@ -140,7 +143,7 @@ class LaneStore:
         """Take items from the streams into the outbox: the batch and the cursors behind it, together."""
         with self._transaction():
             if taken.items:
-                self._insert(run_id, time.time_ns(), batch_id, taken.items)
+                self._append(run_id, batch_id, taken.items)
             for cursor in cursors:
                 self._save_cursor(cursor)
             self._tally(run_id, unreadable=taken.unreadable, delivered=taken.already)
@@ -211,24 +214,32 @@ class LaneStore:
                 retry = what == "retry"
                 self._tally(run_id, dead_lettered=-1, discarded=0 if retry else 1)
                 if retry:
-                    self._insert(run_id, time.time_ns(), f"letter-{letter_id}", list(_unpack_items(item)))
+                    self._append(run_id, f"letter-{letter_id}", list(_unpack_items(item)))
         return {run_id for _, run_id, _, what in wanted if what == "retry"}
 
     def get_note(self, run_id: str, key: str) -> Any:
-        row = self._db.execute("SELECT value FROM notes WHERE run_id = ? AND key = ?", (run_id, key)).fetchone()
+        with self._lock:
+            row = self._db.execute("SELECT value FROM notes WHERE run_id = ? AND key = ?", (run_id, key)).fetchone()
         return msgpack.unpackb(row[0]) if row else None
 
     def put_note(self, run_id: str, key: str, value: Any) -> None:
         with self._transaction():
             self._note(run_id, key, value)
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock, transaction(self._db):
+            yield
+
+    def _append(self, run_id: str, batch_id: str, items: list[Item]) -> None:
+        last = self._db.execute("SELECT max(position) FROM outbox WHERE run_id = ?", (run_id,)).fetchone()[0]
+        # Small whole numbers: between two of them there is room to halve a batch down to its last item.
+        self._insert(run_id, math.floor(last or 0.0) + 1.0, batch_id, items)
 
     def _insert(self, run_id: str, position: float, batch_id: str, items: list[Item]) -> None:
         self._db.execute(
             "INSERT INTO outbox VALUES (?, ?, ?, ?, ?)",
-            (run_id, float(position), batch_id, _pack_items(items), len(items)),
+            (run_id, position, batch_id, _pack_items(items), len(items)),
         )
 
     def _remove(self, sealed: Sealed) -> None:
@@ -279,19 +290,6 @@ class LaneStore:
 
     def _note(self, run_id: str, key: str, value: Any) -> None:
         self._db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (run_id, key, msgpack.packb(value)))
-
-
-class _Transaction:
-    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK when anything is raised."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
 def _pack_items(items: Iterable[Item]) -> bytes:

@@ -9,10 +9,12 @@ Must not know: tables. On failure: sqlite3.Error for a disk that does not take a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,19 @@ def open_store_read_only(path: str) -> sqlite3.Connection | None:
             connection.close()
         return None
     return connection
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """BEGIN IMMEDIATE … COMMIT; ROLLBACK when anything is raised, by a COMMIT that finds no room too."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # some failures roll back by themselves
+            db.execute("ROLLBACK")
+        raise
 
 
 def quarantine(path: str, why: str) -> None:

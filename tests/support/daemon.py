@@ -66,7 +66,7 @@ class Daemon:
         self._known: set[int] = set()  # every lane child ever seen
 
     def __enter__(self) -> Daemon:
-        return self.start()
+        return self if self.is_running() else self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -118,8 +118,8 @@ class Daemon:
         return self.log.read_text(errors="replace")
 
     def lanes(self) -> list[int]:
-        """Lane children that live now (multiprocessing's own tracker is not one)."""
-        found = [pid for pid in children(self.pid) if "resource_tracker" not in command_line(pid)]
+        """Lane children that live now."""
+        found = [pid for pid in children(self.pid) if "lane" in command_line(pid)]
         self._known.update(descendants(self.pid))
         return found
 

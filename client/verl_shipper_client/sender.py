@@ -21,6 +21,7 @@ import zmq
 from verl_shipper_client.link import Link, State
 from verl_shipper_spool.files import RealFiles
 from verl_shipper_spool.header import HEADER_NAME, encode_header
+from verl_shipper_spool.location import is_private
 from verl_shipper_spool.segment import RawReader
 from verl_shipper_spool.wire import DATA_BYTES_MAX, Data, Hello, pack, unpack_from_daemon
 from verl_shipper_spool.writer import StreamWriter
@@ -121,7 +122,10 @@ class Sender:
         socket.sndhwm = 1000
         socket.reconnect_ivl = 200
         socket.reconnect_ivl_max = 2000
-        socket.connect(self.address)
+        if is_private(self.address.removeprefix("ipc://")):
+            socket.connect(self.address)
+        else:
+            self.last_error = f"{self.address}: its folder belongs to somebody else; the daemon reads the spool instead"
         return socket
 
     def _tick(self, socket: zmq.Socket[bytes], now_s: float) -> bool:

@@ -11,6 +11,7 @@ Must not know: disks, lanes. On failure: HeldError when another daemon listens t
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -24,6 +25,7 @@ from verl_shipper.lock import Lock
 from verl_shipper.node_stream import NodeStream
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.header import decode_header
+from verl_shipper_spool.location import is_private
 from verl_shipper_spool.wire import Ack, Data, FromDaemon, Greet, Hello, Refuse, Welcome, pack, unpack_from_client
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class Listener:
         if path:
             try:
                 os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+                if not is_private(path):
+                    raise PermissionError(errno.EPERM, "its folder belongs to somebody else")  # noqa: TRY301 - told below
                 self._locks[address] = Lock.take(path + ".lock", f"socket {path}")
             except OSError as error:
                 raise ConfigError(

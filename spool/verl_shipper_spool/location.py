@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import stat
 
 from verl_shipper_spool.errors import UsageError
 
@@ -69,6 +70,18 @@ def short_socket_path(path: str) -> str:
         return path
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
     return f"/dev/shm/verl-shipper-{os.getuid()}/{digest}.sock"  # noqa: S108 - private folder, checked by its users
+
+
+def is_private(path: str) -> bool:
+    """Whether the folder of a socket may be trusted: /dev/shm is everybody's, a stand-in there must be ours alone."""
+    folder = os.path.dirname(path)
+    if not folder.startswith("/dev/shm/"):  # noqa: S108 - checked right here
+        return True
+    try:
+        found = os.stat(folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return True  # nobody's yet
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _default_base(leaf: str) -> str:

@@ -19,17 +19,16 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Reject, Retry, RunInfo
 from verl_shipper.lane_store import Cursor, LaneStore, Sealed, Taken
 from verl_shipper.node_stream import RECLAIMED_NAME, SEALED_NAME
-from verl_shipper.policy.backoff import PARK_S, delay_s
+from verl_shipper.policy.backoff import PARK_S, delay_s, wish_s
 from verl_shipper.policy.delivery import TRANSITIONS, Delivery, Step, halves
 from verl_shipper_spool.errors import CorruptionError
-from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, decode_header
 from verl_shipper_spool.reader import MISSING, Frame, Gap, StreamReader
 from verl_shipper_spool.record import decode_record
@@ -141,15 +140,12 @@ class Lane:
 
     def close(self, timeout_s: float) -> None:
         """Let uploads under way come back, for at most `timeout_s`; what does not stays in the outbox."""
-        deadline_s = time.monotonic() + timeout_s
-        while self.uploading and time.monotonic() < deadline_s:
-            for run in self.runs.values():
-                if run.future is not None:
-                    self._collect(run, time.monotonic())
-            time.sleep(0.01)
+        wait([run.future for run in self.runs.values() if run.future is not None], timeout_s)
         for run in self.runs.values():
-            if run.future is None and run.opened:
-                run.backend.close()
+            if run.future is not None and run.future.done():
+                self._collect(run, time.monotonic())
+            if run.future is None:
+                _close_backend(run)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
@@ -166,7 +162,7 @@ class Lane:
         for run_id in self._store.sealed_runs() - self.runs.keys():
             self._revive(run_id)
         for run_id in [run_id for run_id, run in self.runs.items() if self._is_over(run)]:
-            self.runs.pop(run_id).backend.close()
+            _close_backend(self.runs.pop(run_id))
 
     def _is_over(self, run: RunLane) -> bool:
         return not run.streams and run.future is None and not run.has_outbox
@@ -188,6 +184,9 @@ class Lane:
         except (OSError, CorruptionError):
             return  # in the making; the next look sees it
         self._known.add(name)
+        if header.stream_id != name:
+            log.warning("%s holds another stream, %s; it is not delivered from there", folder, header.stream_id)
+            return
         run = self.runs.get(header.run_id)
         if run is None:
             info = RunInfo(header.run_id, header.project, header.experiment, header.created_ns)
@@ -198,9 +197,8 @@ class Lane:
         if cursor is None:
             cursor = self._cursors[name] = Cursor(name, header.run_id)
             # New to this lane, or its state was lost: the backend says what is already there.
-            if run.opened and run.future is None:
-                run.backend.close()
-                run.opened = False
+            if run.future is None:
+                _close_backend(run)
         run.streams[name] = Stream(header, StreamReader(folder), cursor)
         run.look_s = 0.0
 
@@ -216,9 +214,8 @@ class Lane:
         sealed = self._store.first_sealed(run.run.run_id) if run.has_outbox else None
         run.has_outbox = sealed is not None
         if sealed is None and not self._has_news(run, now_s):
-            if run.opened and now_s - run.active_s > IDLE_CLOSE_S:
-                run.backend.close()
-                run.opened = False
+            if now_s - run.active_s > IDLE_CLOSE_S:
+                _close_backend(run)
             return False
         if sealed is None and run.opened:
             return self._seal(run, now_s)
@@ -254,7 +251,7 @@ class Lane:
     def _open(self, run: RunLane) -> Outcome:
         """In a thread: make the backend ready, and learn what it already has of streams new to us."""
         outcome = run.backend.open()
-        if outcome is not None:
+        if outcome is not None and not isinstance(outcome, Delivered):
             return outcome
         fresh = [stream for stream in run.streams.values() if stream.cursor.offset == 0]
         if fresh:
@@ -299,11 +296,11 @@ class Lane:
             for finding in found:
                 if isinstance(finding, Gap) and finding.start == 0:
                     stream.late = os.path.exists(os.path.join(stream.reader.folder, RECLAIMED_NAME))
-                cursor.ledger.account(finding)
+                is_new = cursor.ledger.account(finding)
                 cursor.offset = finding.end
                 if stream.late and isinstance(finding, Frame):
                     self._account_late(stream, finding, taken)
-                if isinstance(finding, Frame) and finding.kind is Kind.RECORD:
+                if is_new and isinstance(finding, Frame):
                     self._decode(stream, finding, taken)
                     if self._full(taken):
                         return
@@ -341,10 +338,7 @@ class Lane:
             return False
         run.future = None
         run.active_s = now_s
-        error = future.exception()
-        if error is not None:
-            log.warning("run %s: backend raised", run.run.run_id, exc_info=error)
-        self._settle(run, Retry(f"{type(error).__name__}: {error}") if error is not None else future.result(), now_s)
+        self._settle(run, _outcome_of(run, future), now_s)
         return True
 
     def _settle(self, run: RunLane, outcome: Outcome, now_s: float) -> None:
@@ -363,8 +357,7 @@ class Lane:
                 run.delivery = TRANSITIONS[run.delivery, Step.RETRY]
                 run.attempt += 1
                 run.due_s = now_s + delay_s(run.attempt, self._jitter(), after_s)
-                if after_s:
-                    self._paused_until_s = max(self._paused_until_s, now_s + after_s)
+                self._paused_until_s = max(self._paused_until_s, now_s + wish_s(after_s))
                 self._store.trouble(run.run.run_id, reason, parked=False)
             case Park(reason) | Reject(reason):
                 run.delivery = TRANSITIONS[run.delivery, Step.PARK]
@@ -377,10 +370,28 @@ class Lane:
     def _reject(self, run: RunLane, sealed: Sealed, reason: str, indices: Sequence[int] | None) -> None:
         """Bury the items the tracker named, or halve the batch until only the poison is left."""
         run.attempt = 0
-        if indices is not None:
-            self._store.bury(sealed, indices, reason)
-        elif len(sealed.items) == 1:
-            self._store.bury(sealed, [0], reason)
+        named = [index for index in indices or () if 0 <= index < len(sealed.items)]
+        if named or len(sealed.items) == 1:
+            self._store.bury(sealed, named or [0], reason)
         else:
             self._store.split(sealed, [[sealed.items[index] for index in half] for half in halves(len(sealed.items))])
         self._store.trouble(run.run.run_id, reason, parked=False, retried=False)
+
+
+def _outcome_of(run: RunLane, future: Future[Outcome]) -> Outcome:
+    """What a backend answered; a Retry for what is no answer."""
+    error = future.exception()
+    if error is not None:
+        log.warning("run %s: backend raised", run.run.run_id, exc_info=error)
+        return Retry(f"{type(error).__name__}: {error}")
+    outcome = future.result()
+    return outcome if isinstance(outcome, Outcome) else Retry(f"the backend answered {outcome!r:.100}, no outcome")
+
+
+def _close_backend(run: RunLane) -> None:
+    if run.opened:
+        run.opened = False
+        try:
+            run.backend.close()
+        except Exception:
+            log.warning("run %s: backend raised while it closed", run.run.run_id, exc_info=True)

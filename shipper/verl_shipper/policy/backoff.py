@@ -9,6 +9,8 @@ BASE_S = 0.5
 CAP_S = 60.0
 # A parked run is looked at this often: an operator who has put a new key in place waits no longer.
 PARK_S = 30.0
+# A server's wish is followed no further: a wrong Retry-After must not stop a run for good.
+WISH_S_MAX = 3600.0
 
 
 def delay_s(attempt: int, jitter: float, retry_after_s: float | None = None) -> float:
@@ -16,4 +18,9 @@ def delay_s(attempt: int, jitter: float, retry_after_s: float | None = None) -> 
     assert attempt >= 1, attempt
     assert 0.0 <= jitter < 1.0, jitter
     bound_s = min(CAP_S, BASE_S * 2.0 ** min(attempt - 1, 32))
-    return max(bound_s * jitter, BASE_S / 5, retry_after_s or 0.0)
+    return max(bound_s * jitter, BASE_S / 5, wish_s(retry_after_s))
+
+
+def wish_s(retry_after_s: float | None) -> float:
+    """The server's own wish as far as it is followed; 0 for none, and for what is no time."""
+    return min(retry_after_s, WISH_S_MAX) if retry_after_s is not None and retry_after_s > 0 else 0.0

@@ -1,6 +1,7 @@
 """What one `log()` costs the trainer: verl-shipper in three states of its daemon, its peers, and the limit.
 
-    python benchmarks/log_latency.py [--quick] [--json FILE] [--scalars 10,20,100,1000] [--only TEXT] [--syscalls]
+    python benchmarks/log_latency.py [--quick] [--json FILE] [--scalars 10,20,100,1000] [--pace paced,tight]
+                                     [--numpy] [--rounds N] [--only TEXT] [--syscalls] [--dir FOLDER]
 
     parent ── for each round, size, pace, subject ──▶ child: open, warm up, "warm"
            ◀───────────────────────────────────────── (parent stops the daemon, if that is the state)
@@ -9,6 +10,7 @@
 Every measurement is a process of its own, so nobody inherits another's threads, caches or backlog. Subjects take
 turns within a round, so a noisy minute hits all. The garbage collector stays on. Two paces: `paced` sleeps a
 millisecond between calls, as a trainer that does something else meanwhile (caches are cold); `tight` does not.
+p50 and p99 are those of the quietest round, since neighbours on the machine only ever add; max is of all rounds.
 """
 
 from __future__ import annotations
@@ -21,12 +23,11 @@ import random
 import resource
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import IO
 
@@ -50,6 +51,7 @@ class Case:
     scalars: int
     pace: str
     calls: int
+    values: str = "float"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,13 @@ class Result:
     max_us: float
     switches: int
     is_ours: bool
+    rounds_us: list[list[float]]  # p50, p99 and max of every round
 
 
 # --- the child ----------------------------------------------------------------------------------------------
 
 
-def be_child(index: int, scalars: int, pace: str, calls: int, folder: str) -> None:
+def be_child(index: int, scalars: int, pace: str, calls: int, folder: str, number: Callable[[], float]) -> None:
     """Measure one subject; speaks over stdin and a copy of stdout, which the SDKs cannot spoil."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -78,25 +81,27 @@ def be_child(index: int, scalars: int, pace: str, calls: int, folder: str) -> No
     keys = [f"{group}/metric_{n}/mean" for n, group in zip(range(scalars), _groups())]  # noqa: B905 - groups are endless
     step = 0
     for step in range(WARM_UP_CALLS):
-        log({key: random.random() for key in keys}, step)
+        log({key: number() for key in keys}, step)
         time.sleep(0.001)
     answers.write("warm\n")
     answers.flush()
     sys.stdin.readline()
-    times_ns, switches = _measure(log, keys, step + 1, PACE_S[pace], calls)
+    times_ns, switches = _measure(log, keys, number, step + 1, PACE_S[pace], calls)
     answers.write(json.dumps({"times_ns": times_ns, "switches": switches}) + "\n")
     answers.flush()
     close()
 
 
-def _measure(log: Log, keys: list[str], step: int, pace_s: float, calls: int) -> tuple[list[int], int]:
+def _measure(
+    log: Log, keys: list[str], number: Callable[[], float], step: int, pace_s: float, calls: int
+) -> tuple[list[int], int]:
     clock = time.perf_counter_ns
     times_ns = []
     give_up_ns = clock() + int(MEASURE_S_MAX * 1e9)
     switches = -_voluntary_switches()
     sleeps = 0
     for step_now in range(step, step + calls):
-        data = {key: random.random() for key in keys}
+        data = {key: number() for key in keys}
         begun_ns = clock()
         log(data, step_now)
         ended_ns = clock()
@@ -107,6 +112,13 @@ def _measure(log: Log, keys: list[str], step: int, pace_s: float, calls: int) ->
         if ended_ns > give_up_ns:
             break
     return times_ns, max(0, switches + _voluntary_switches() - sleeps)
+
+
+def _numpy_number() -> float:
+    """What verl's metrics mostly are: the mean of something, a numpy.float64."""
+    import numpy as np
+
+    return np.float64(random.random())
 
 
 def _voluntary_switches() -> int:
@@ -127,7 +139,7 @@ def run_child(case: Case, root: str, node: Node | None, wrapper: tuple[str, ...]
     folder = tempfile.mkdtemp(dir=root)
     index = SUBJECTS.index(case.subject)
     own = [sys.executable, os.path.abspath(__file__), "--child"]
-    command = [*wrapper, *own, f"{index},{case.scalars},{case.pace},{case.calls},{folder}"]
+    command = [*wrapper, *own, f"{index},{case.scalars},{case.pace},{case.calls},{case.values},{folder}"]
     env = (node.env() if node else dict(os.environ) | {"HOME": folder}) | QUIET
     if case.subject.is_ours and node is None:
         env |= {"VERL_SHIPPER_SPOOL_DIR": os.path.join(folder, "spool")}
@@ -194,19 +206,26 @@ def measure_all(cases: list[Case], rounds: int, root: str, node: Node | None) ->
 
 
 def _result(case: Case, turns: list[tuple[list[int], int]]) -> Result:
-    """Over the rounds: the median of the percentiles, and the worst of all."""
-    ordered = [sorted(times_ns) for times_ns, _ in turns]
+    rounds_us = [
+        [_at(times_ns, 0.50), _at(times_ns, 0.99), _at(times_ns, 1.0)] for times_ns in map(sorted, _times(turns))
+    ]
+    quietest = min(rounds_us)
     return Result(
         subject=case.subject.name,
         scalars=case.scalars,
         pace=case.pace,
-        calls=sum(len(times_ns) for times_ns in ordered),
-        p50_us=statistics.median(_at(times_ns, 0.50) for times_ns in ordered),
-        p99_us=statistics.median(_at(times_ns, 0.99) for times_ns in ordered),
-        max_us=max(times_ns[-1] for times_ns in ordered) / 1000,
+        calls=sum(len(times_ns) for times_ns in _times(turns)),
+        p50_us=quietest[0],
+        p99_us=quietest[1],
+        max_us=max(each[2] for each in rounds_us),
         switches=sum(switches for _, switches in turns),
         is_ours=case.subject.is_ours,
+        rounds_us=rounds_us,
     )
+
+
+def _times(turns: list[tuple[list[int], int]]) -> list[list[int]]:
+    return [times_ns for times_ns, _ in turns]
 
 
 def _at(ordered_ns: list[int], share: float) -> float:
@@ -283,14 +302,21 @@ def _strace_counts(path: str) -> dict[str, int]:
 def main() -> int:
     options = _options()
     if options.child:
-        index, scalars, pace, calls, folder = options.child.split(",", 4)
-        be_child(int(index), int(scalars), pace, int(calls), folder)
+        index, scalars, pace, calls, values, folder = options.child.split(",", 5)
+        number = _numpy_number if values == "numpy" else random.random
+        be_child(int(index), int(scalars), pace, int(calls), folder, number)
         return 0
     subjects = [subject for subject in SUBJECTS if options.only in subject.name and subject.is_installed()]
     missing = [subject.name for subject in SUBJECTS if not subject.is_installed()]
     sizes = [int(size) for size in options.scalars.split(",")]
     cases = [
-        Case(subject, scalars, pace, CALLS.get(scalars, CALLS_OTHERWISE) // (10 if options.quick else 1))
+        Case(
+            subject,
+            scalars,
+            pace,
+            CALLS.get(scalars, CALLS_OTHERWISE) // (10 if options.quick else 1),
+            "numpy" if options.numpy else "float",
+        )
         for scalars in sizes
         for pace in options.pace.split(",")
         for subject in subjects
@@ -330,6 +356,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     parser.add_argument("--scalars", default="10,20,100,1000", help="numbers per call, with commas")
     parser.add_argument("--pace", default="paced,tight", help="paced: 1 ms between calls; tight: none")
+    parser.add_argument("--numpy", action="store_true", help="values are numpy.float64, as most of verl's are")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="TEXT", help="subjects whose name contains TEXT")
     parser.add_argument("--syscalls", action="store_true", help="count the caller's system calls too, with strace")

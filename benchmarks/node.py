@@ -127,7 +127,7 @@ def _stat_fields(pid: int) -> list[str]:
         return file.read().rpartition(")")[2].split()
 
 
-def machine() -> dict[str, str | int]:
+def machine() -> dict[str, str | int | float]:
     """What a reader must know to compare figures."""
     model = ""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -138,4 +138,5 @@ def machine() -> dict[str, str | int]:
         "cpu": model,
         "kernel": os.uname().release,
         "python": sys.version.split()[0],
+        "load_average_5min": os.getloadavg()[1],
     }

@@ -153,6 +153,13 @@ class Bench:
             self.rest()
             self.assert_law()
 
+    def start_upload(self) -> None:
+        """Turn until an upload is under way, and do not wait for its end."""
+        while not any(run.future and run.sealed for run in self.lane.runs.values()):
+            self.rest()
+            self.now_s += 0.3
+            self.lane.tick(self.now_s)
+
     def rest(self, timeout_s: float = 0.5) -> None:
         """Wait for the uploads under way, but not for those that hang."""
         wait([run.future for run in self.lane.runs.values() if run.future is not None], timeout_s)

@@ -495,9 +495,7 @@ def test_a_hung_upload_ends_the_lane_at_its_limit_and_nothing_is_lost(make: Make
     stream = bench.stream()
     bench.log(stream, 3)
     try:
-        while not bench.tracker.requests:
-            bench.now_s += 0.3
-            bench.lane.tick(bench.now_s)
+        bench.start_upload()
         bench.lane.tick(bench.now_s + 59.0)
         with pytest.raises(HungUploadError, match="60 s"):
             bench.lane.tick(bench.now_s + 61.0)
@@ -515,11 +513,9 @@ def test_a_hung_upload_ends_the_lane_at_its_limit_and_nothing_is_lost(make: Make
 def test_a_closing_lane_commits_what_comes_back_in_time(make: MakeBench) -> None:
     bench = make()
     bench.log(bench.stream(), 3)
-    while not bench.tracker.requests:
-        bench.now_s += 0.3
-        bench.lane.tick(bench.now_s)
+    bench.start_upload()
 
-    bench.lane.close(5.0)
+    bench.lane.close(20.0)
 
     assert bench.account().delivered == 3
     assert bench.tracker.closed == 1

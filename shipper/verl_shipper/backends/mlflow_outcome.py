@@ -20,7 +20,6 @@ Must not know: what was sent. Never raises, never shows a secret.
 from __future__ import annotations
 
 import errno
-import re
 from dataclasses import dataclass
 
 from verl_shipper.backends.base import Outcome, Park, Reject, Retry
@@ -31,8 +30,6 @@ RETRY_STATUSES = frozenset({408, 409, 425, 429})
 REJECT_STATUSES = frozenset({400, 413, 422, 501})
 KEY_HINT = "set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 
-# Seen when the SDK gives up on a status by itself; it then shows no other sign of it.
-GAVE_UP = re.compile(r"too many (\d{3}) error responses")
 GONE = "must be in the 'active' state"
 
 
@@ -65,7 +62,7 @@ def classify(error: BaseException, answer: Answer | None = None) -> Outcome:
     early = _by_type(links, reason)
     if early is not None:
         return early
-    status = answer.status if answer is not None and answer.status >= 400 else status_of(links)
+    status = answer.status if answer is not None and answer.status >= 300 else status_of(links)
     if code_of(error) == "RESOURCE_DOES_NOT_EXIST" or GONE in str(error):
         return Park(f"removed at the tracker: {reason}")
     if status in (401, 403):
@@ -100,9 +97,6 @@ def status_of(links: list[BaseException]) -> int:
         status = getattr(response, "status_code", None)
         if isinstance(status, int):
             return status
-        gave_up = GAVE_UP.search(str(link))
-        if gave_up:
-            return int(gave_up[1])
     tell = getattr(links[0], "get_http_status_code", None)
     return int(tell()) if callable(tell) else 0
 
@@ -131,7 +125,9 @@ def _by_type(links: list[BaseException], reason: str) -> Outcome | None:
     if names & {"NoCredentialsError", "DefaultCredentialsError"}:
         return Park(f"no credentials for the artifact store: {reason}")
     if "RequestException" in names:
-        return None
+        # Without an answer, whatever answers came before it: the connection is what failed.
+        has_answer = any(getattr(link, "response", None) is not None for link in links)
+        return None if has_answer else Retry(reason)
     if any(isinstance(link, OSError) and link.errno in (errno.EACCES, errno.EPERM, errno.EROFS) for link in links):
         return Reject(f"the artifact store is not writable from here: {reason}")
     if isinstance(links[0], ValueError | TypeError) or "OverflowError" in names:

@@ -16,10 +16,11 @@ Must not know: what is in a payload, who reads the stream. On failure: returns F
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import length_hint
 from zlib import crc32
@@ -90,12 +91,14 @@ class StreamWriter:
         self._ordinals = iter(range(ORDINALS_MAX))  # next() is atomic, length_hint() tells how far it is
         self._fd = -1
         self._segment_offset = 0  # where the segment behind _fd begins
+        self._begun = ""  # path of a segment being made
         self._roll_at = 0
         self._record_class = ""
         self._opened = False
         self._reopen_at_s = 0.0
         self._busy = False  # an append is under way: who finds it set is a signal handler inside it
         self._slow = False  # …and it is off its fast path
+        self._inside_ordinal = -1  # the last record that came from inside another append
         self._in_doubt = False  # an interruption left `end_offset` behind the file's true end
         self._waiting: list[tuple[int, bytes, str]] = []  # records of handlers that came while _slow
         self._unsynced: list[str] = []  # segments that may hold bytes no sync has seen; the last is written to
@@ -124,11 +127,12 @@ class StreamWriter:
             except OSError as error:
                 return self._lose(ordinal, record_class, self._reason(error))
             if written != size:
-                self._cut_back(written)
+                self._cut_back(ordinal, written)
                 return self._lose(ordinal, record_class, "disk_full")
             self.end_offset += size
             return True
         except BaseException:  # a signal handler raised in our midst, perhaps between the write and its count
+            self._slow = False
             self._in_doubt = True
             self._roll_at = 0
             raise
@@ -155,7 +159,7 @@ class StreamWriter:
     def forget(self, segment: OwnSegment) -> None:
         """Remove a complete segment whose records are safe elsewhere."""
         self.segments.remove(segment)
-        self._remove(segment)
+        self._remove(segment.path)
 
     def shed_oldest(self, record_class: str | None, reason: str) -> int:
         """Drop the oldest complete segment (of a class, if given); returns the number of records lost, 0 if none."""
@@ -163,7 +167,7 @@ class StreamWriter:
             if segment.end_ordinal is None or (record_class and segment.record_class != record_class):
                 continue
             self.segments.remove(segment)
-            self._remove(segment)
+            self._remove(segment.path)
             self.lost_records += segment.end_ordinal - segment.first_ordinal - segment.lost_records
             if segment.end_ordinal > segment.first_ordinal:
                 # Loss frames in the segment went with it, so that its losses are declared anew.
@@ -177,6 +181,10 @@ class StreamWriter:
             self._busy = True
             try:
                 self._prepare(self.records, self._record_class)
+            except BaseException:
+                self._slow = False
+                self._doubt()
+                raise
             finally:
                 self._busy = False
         return not self._journal.pending
@@ -219,6 +227,7 @@ class StreamWriter:
         if self._slow:
             self._waiting.append((ordinal, payload, record_class))
             return True
+        self._inside_ordinal = ordinal
         return self._put(ordinal, payload, record_class)
 
     def _put(self, ordinal: int, payload: bytes, record_class: str) -> bool:
@@ -238,8 +247,7 @@ class StreamWriter:
 
     def _prepare(self, ordinal: int, record_class: str) -> None:
         """The slow part of `append`: see what the file holds, open, roll, declare losses."""
-        self._slow = True
-        try:
+        with self._off_the_fast_path():
             if self._in_doubt and not self._settle():
                 return
             switched = bool(self._record_class) and record_class != self._record_class
@@ -248,36 +256,34 @@ class StreamWriter:
             self._record_class = record_class
             if self._journal.pending and self._fd >= 0:
                 self._declare(ordinal)
-        finally:
-            self._let_in()
-
-    def _let_in(self) -> None:
-        """Back on the fast path: write what signal handlers left meanwhile."""
-        self._slow = False
-        while self._waiting:
-            self._put(*self._waiting.pop(0))
 
     def _roll(self, ordinal: int, record_class: str) -> None:
         if self._fd < 0 and time.monotonic() < self._reopen_at_s:
             return
         path = os.path.join(self.folder, segment_name(self.end_offset, ordinal))
+        segment = OwnSegment(path, self.end_offset, ordinal, record_class)
+        self._begun = path
         try:
             fd = self._create(path)
         except OSError as error:
+            self._begun = ""
             self._note(error)
             self._reopen_at_s = time.monotonic() + REOPEN_PAUSE_S
             self._roll_at = self.end_offset + ROLL_RETRY_BYTES
             return
-        if self._fd >= 0:
-            self._files.close(self._fd)
+        # Plain assignments, up to the switch: no handler sees, or leaves behind, a half of it.
+        old = self._fd
         if self.segments and self.segments[-1].end_offset is None:
             self.segments[-1].end_offset = self.end_offset
             self.segments[-1].end_ordinal = ordinal
-        self.segments.append(OwnSegment(path, self.end_offset, ordinal, record_class))
-        self._unsynced.append(path)
-        self._fd = fd
+        self.segments = [*self.segments, segment]
         self._segment_offset = self.end_offset
         self._roll_at = self.end_offset + self._segment_bytes_max
+        self._fd = fd
+        self._begun = ""
+        self._unsynced.append(path)
+        if old >= 0:
+            self._files.close(old)
         if self._on_roll is not None:
             self._on_roll()
 
@@ -330,16 +336,30 @@ class StreamWriter:
         self._note(error)
         return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "disk_error"
 
-    def _cut_back(self, written: int) -> None:
-        """Remove the part of a frame that did reach the file."""
+    def _cut_back(self, ordinal: int, written: int) -> None:
+        """Remove the part of a frame that did reach the file; with a handler's frame behind it, it stays as damage."""
+        with self._off_the_fast_path():
+            if self._inside_ordinal > ordinal:
+                self._doubt()
+            else:
+                self._truncate(written)
+
+    @contextlib.contextmanager
+    def _off_the_fast_path(self) -> Iterator[None]:
+        """Signal handlers leave their records in `_waiting` meanwhile; after an exception these wait on."""
         self._slow = True
         try:
-            self._truncate(written)
-        finally:
-            self._let_in()
+            yield
+        except BaseException:
+            self._slow = False
+            raise
+        self._slow = False
+        while self._waiting:
+            self._put(*self._waiting[0])
+            del self._waiting[0]  # not before: a raising handler may cause a frame twice, but never none
 
     def _truncate(self, written: int) -> None:
-        """Cut off the last `written` bytes; with a signal handler's frame behind them they stay, as damage."""
+        """Cut off the last `written` bytes, if there is nothing else behind the last good offset."""
         good = self.end_offset - self._segment_offset
         try:
             if self._files.size(self._fd) == good + written:
@@ -355,6 +375,9 @@ class StreamWriter:
 
     def _settle(self) -> bool:
         """After an interruption the file knows better than we do how long it is. False when it does not tell."""
+        if self._begun:  # an empty segment at this offset would hide what the old one still gets
+            self._remove(self._begun)
+            self._begun = ""
         if self._fd >= 0:
             try:
                 self.end_offset = self._segment_offset + self._files.size(self._fd)
@@ -368,8 +391,10 @@ class StreamWriter:
     def _note(self, error: OSError) -> None:
         self.last_error = f"{error.filename or self.folder}: {error.strerror or error}"
 
-    def _remove(self, segment: OwnSegment) -> None:
+    def _remove(self, path: str) -> None:
         try:
-            self._files.remove(segment.path)
+            self._files.remove(path)
+        except FileNotFoundError:
+            return
         except OSError as error:
             self._note(error)

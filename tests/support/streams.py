@@ -73,11 +73,15 @@ class Found:
     end: int = 0
 
     @property
+    def frames(self) -> list[Frame]:
+        """Record frames, in the order of the stream."""
+        return [item for item in self.findings if isinstance(item, Frame) and item.kind is Kind.RECORD]
+
+    @property
     def numbers(self) -> list[int]:
-        """Numbers of the records, in the order of the stream."""
-        frames = [item for item in self.findings if isinstance(item, Frame) and item.kind is Kind.RECORD]
-        assert all(number_of(item.payload) == item.ordinal for item in frames)
-        return [item.ordinal for item in frames]
+        """Numbers of the records, in the order of the stream, when every payload carries its ordinal."""
+        assert all(number_of(item.payload) == item.ordinal for item in self.frames)
+        return [item.ordinal for item in self.frames]
 
     @property
     def damages(self) -> list[Damage]:

@@ -35,7 +35,7 @@ def test_by_default_everything_is_below_the_home_and_per_node() -> None:
 
     assert spool == f"{base}/spool"
     assert state_dir(spool) == f"{base}/state"
-    assert socket_address(spool) == f"ipc://{base}/spool/ingest.sock"
+    assert socket_address(spool) == f"ipc://{base}/spool/run/ingest.sock"
 
 
 def test_an_argument_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_an_argument_wins_over_the_environment_and_that_over_the_default(monkeyp
 
 def test_a_spool_given_by_hand_has_its_own_state_and_socket() -> None:
     assert state_dir("/data/spool") == "/data/spool.state"
-    assert socket_address("/data/spool") == "ipc:///data/spool/ingest.sock"
+    assert socket_address("/data/spool") == "ipc:///data/spool/run/ingest.sock"
     assert state_dir("/data/spool") != state_dir("/data/other")
 
 
@@ -72,7 +72,7 @@ def test_a_path_too_long_for_a_socket_has_a_short_stand_in_the_same_for_everybod
     path = address.removeprefix("ipc://")
     assert len(path) <= SOCKET_PATH_BYTES_MAX
     assert path.startswith(f"/dev/shm/verl-shipper-{os.getuid()}/")
-    assert address == socket_address(spool) == socket_address("/y", f"{spool}/ingest.sock")
+    assert address == socket_address(spool) == socket_address("/y", f"{spool}/run/ingest.sock")
     assert address != socket_address(spool + "y")
 
 

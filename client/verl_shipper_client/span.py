@@ -77,6 +77,9 @@ class Span:
         self._start_ns = time.time_ns()
         self._token: contextvars.Token[Span | None] | None = None
 
+    def set_inputs(self, inputs: Any) -> None:
+        self._inputs = inputs
+
     def set_outputs(self, outputs: Any) -> None:
         self._outputs = outputs
 

@@ -68,7 +68,7 @@ class Listener:
             try:
                 os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
                 if not is_private(path):
-                    raise PermissionError(errno.EPERM, "its folder belongs to somebody else")  # noqa: TRY301 - told below
+                    raise PermissionError(errno.EPERM, "its folder belongs to somebody else")
                 self._locks[address] = Lock.take(path + ".lock", f"socket {path}")
             except OSError as error:
                 raise ConfigError(

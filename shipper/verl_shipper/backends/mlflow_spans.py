@@ -46,8 +46,9 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
     span.status.code = Status.STATUS_CODE_ERROR if body.get("status") == "error" else Status.STATUS_CODE_OK
     attributes = body.get("attributes")
     texts = attribute_texts(attributes if isinstance(attributes, Mapping) else {})
-    texts["mlflow.spanInputs"] = json_text(body.get("inputs"))
-    texts["mlflow.spanOutputs"] = json_text(body.get("outputs"))
+    for name, value in (("mlflow.spanInputs", body.get("inputs")), ("mlflow.spanOutputs", body.get("outputs"))):
+        if value is not None:  # a given null would show as text
+            texts[name] = json_text(value)
     if not parent_id:
         texts |= trace_tags(attributes if isinstance(attributes, Mapping) else {}, step, rank, experiment)
         texts[f"{TAG_PREFIX}mlflow.traceName"] = json_text(span.name)

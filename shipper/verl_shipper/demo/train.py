@@ -107,6 +107,7 @@ def trace_rollout(
             prompt = learner.train_prompts[rng.integers(len(learner.train_prompts))]
             question = grpo.question_text(prompt)
             span.set_outputs(question)
+        root.set_inputs({"question": question})
         with client.span("tool_call.calculator", inputs={"expression": question}, attributes=attributes) as span:
             expected = str(int(prompt.sum()))
             span.set_outputs(expected)

@@ -140,7 +140,7 @@ class MlflowBackend(Backend):
             if time.monotonic() > deadline_s:
                 answered = f"{progress.done} of {len(requests)} requests answered in {SEND_S_MAX:g} s"
                 raise RefusedError(Retry(f"slow server: {answered}", 0.0))
-            progress.refused |= deliver(request.send, request.items)
+            progress.refused |= deliver(request.send, request.items, deadline_s)
             progress.done += 1
 
 

@@ -16,6 +16,8 @@ planned.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,8 +63,11 @@ class Plan:
     status_ns: int | None = None  # time of the status that the plan sets
 
 
-def deliver(send: Send, items: Sequence[int]) -> dict[int, str]:
-    """Send; of a refused request send the halves. Returns the items that are refused even alone, with the reason."""
+def deliver(send: Send, items: Sequence[int], deadline_s: float = math.inf) -> dict[int, str]:
+    """Send; of a refused request send the halves. Returns the items that are refused even alone, with the reason.
+
+    Behind `deadline_s` (monotonic) the refusal is passed on instead: the lane then halves the batch, upload by upload.
+    """
     try:
         send(items)
     except RefusedError as refused:
@@ -70,10 +75,12 @@ def deliver(send: Send, items: Sequence[int]) -> dict[int, str]:
             raise
         if len(items) == 1 or refused.is_for_all:
             return dict.fromkeys(items, refused.outcome.reason)
+        if time.monotonic() > deadline_s:
+            raise
     else:
         return {}
     middle = len(items) // 2
-    return deliver(send, items[:middle]) | deliver(send, items[middle:])
+    return deliver(send, items[:middle], deadline_s) | deliver(send, items[middle:], deadline_s)
 
 
 class Planner:
@@ -132,16 +139,26 @@ class Planner:
 
     def _send_params(self, place: Place, params: Sequence[Any], late: Counter[str]) -> None:
         """Send params; those that MLflow does not take never stop the run."""
+        try:
+            self._log_batch(place, params=params)
+        except RefusedError as refused:
+            if not isinstance(refused.outcome, Reject):
+                raise
+        else:
+            return
+        shown = self._tracker.ask(self._tracker.client.get_run, place.run_id).data.params
+        changed = [param.key for param in params if shown.get(param.key, param.value) != param.value]
+        fresh = [param for param in params if param.key not in shown]
 
         def send(places: Sequence[int]) -> None:
-            self._log_batch(place, params=[params[i] for i in places])
+            self._log_batch(place, params=[fresh[i] for i in places])
 
-        for i, reason in deliver(send, range(len(params))).items():
-            is_changed = "Changing param values" in reason
-            late["param_changed" if is_changed else "param_refused"] += 1
-            if not self._has_told_of_params:
-                LOG.warning("run %s: param %r stays as it was: %s", place.run_id, params[i].key, reason)
-                self._has_told_of_params = True
+        refused_count = len(deliver(send, range(len(fresh)))) if fresh else 0
+        late.update(param_changed=len(changed), param_refused=refused_count)
+        if not self._has_told_of_params:
+            # Names only: the values at the tracker may be older than our redaction.
+            LOG.warning("run %s: MLflow keeps the old values of params %s", place.run_id, ", ".join(changed[:5]))
+            self._has_told_of_params = True
 
     def _metric_requests(self, items: Iterable[tuple[int, Item]], place: Place, plan: Plan) -> Iterator[Request]:
         points: list[tuple[int, Any]] = []

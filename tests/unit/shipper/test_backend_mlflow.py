@@ -113,13 +113,16 @@ def test_params_are_flat_visible_cut_and_without_secrets(tracker: TestTracker) -
     assert {params[f"many/k{number}"] for number in range(250)} == {str(number) for number in range(250)}
 
 
-def test_a_changed_param_keeps_its_old_value_and_stops_nothing(tracker: TestTracker) -> None:
+def test_a_changed_param_keeps_its_old_value_and_stops_nothing(
+    tracker: TestTracker, caplog: pytest.LogCaptureFixture
+) -> None:
     many = {f"k{number}": number for number in range(120)}
     delivered(tracker.opened(), batch(start(config={"lr": 1, "long": "x" * 7000} | many)))
 
     outcome = delivered(tracker.opened(), batch(start(1, {"lr": 2, "long": "x" * 7000, "new": 3} | many), metrics(2)))
 
     assert outcome.ignored == {"param_changed": 1}
+    assert [record.message.count("params lr") for record in caplog.records if "old values" in record.message] == [1]
     assert tracker.points("n") == [(2, 2.0)]
     params = tracker.run().data.params
     assert (params["lr"], params["new"], params["k119"]) == ("1", "3", "119")

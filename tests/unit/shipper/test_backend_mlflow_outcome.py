@@ -67,7 +67,7 @@ OUTCOMES: list[tuple[BaseException, Answer | None, type[Outcome], str]] = [
     (FakeMlflowError("x"), Answer(501), Reject, "x"),
     (FakeMlflowError("x", "UNAUTHENTICATED", 401), Answer(401), Park, "MLFLOW_TRACKING_TOKEN"),
     (FakeMlflowError("x", "PERMISSION_DENIED", 403), None, Park, "MLFLOW_TRACKING_TOKEN"),
-    (FakeMlflowError("no such run", "RESOURCE_DOES_NOT_EXIST", 404), Answer(404), Park, "no such run"),
+    (FakeMlflowError("no run", "RESOURCE_DOES_NOT_EXIST", 404), Answer(404), Park, "removed at the tracker: no run"),
     (
         FakeMlflowError("run must be in the 'active' state", "INVALID_PARAMETER_VALUE", 400),
         Answer(400),
@@ -176,6 +176,16 @@ def test_a_refusal_that_holds_for_all_is_not_halved() -> None:
         raise RefusedError(Reject("no traces here"), is_for_all=True)
 
     assert deliver(send, range(50)) == dict.fromkeys(range(50), "no traces here")
+    assert len(sent) == 1
+
+
+def test_halving_stops_at_the_deadline_and_leaves_the_rest_to_the_lane() -> None:
+    sent: list[Sequence[int]] = []
+
+    with pytest.raises(RefusedError) as caught:
+        deliver(tracker_that_refuses({15}, sent), range(100), deadline_s=0.0)
+
+    assert caught.value.outcome == Reject("bad 15", None)
     assert len(sent) == 1
 
 

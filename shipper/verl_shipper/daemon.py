@@ -16,12 +16,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from verl_shipper import status
 from verl_shipper.adopt import Adopt
+from verl_shipper.backends import load_backend
 from verl_shipper.config import ADOPT_POLL_S, RECLAIM_S, SETTLE_S, STATUS_S, Config
 from verl_shipper.errors import ConfigError, HeldError
 from verl_shipper.ingest import Ingest
@@ -116,7 +117,7 @@ class Daemon:
             raise
         self._watch.start()
         for name, settings in self.config.backends.items():
-            self.supervisor.add(name, dict(settings))
+            self.supervisor.add(name, self._settings(name, settings))
         self.supervisor.watch(time.monotonic())
         self._write_status(state="running")
 
@@ -169,6 +170,12 @@ class Daemon:
         self.listener.close()
         self.ingest.close()
         self._release()
+
+    def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """A lane's settings; a backend that guards the making of runs does it below our state."""
+        if "lock_dir" in (load_backend(name).settings_known or ()):
+            return {"lock_dir": os.path.join(self.places.state_dir, "locks"), **settings}
+        return dict(settings)
 
     def _hold_root(self, root: str) -> None:
         """One daemon per spool folder. A folder we may not write can only be read, and needs no lock."""

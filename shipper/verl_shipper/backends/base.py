@@ -63,7 +63,7 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """The tracker has every item. `remember` is kept for the next batch of this run; `ignored` counts values (not
-    records) that the tracker cannot show, by reason."""
+    records) that the tracker cannot show, by reason. What was remembered is found again by `memory.get(key)`."""
 
     remember: Mapping[str, Any] = field(default_factory=dict)
     ignored: Mapping[str, int] = field(default_factory=dict)
@@ -79,7 +79,8 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The tracker refuses these items for good. `items` are indices into the batch, None when it does not say."""
+    """The tracker refuses these items for good. `items` are indices into the batch, None when it does not say. The
+    others may have been delivered already: they come again in a smaller batch, and a repeat must be harmless anyway."""
 
     reason: str
     items: Sequence[int] | None = None

@@ -47,6 +47,7 @@ class Source:
     unheard: bool = False  # its live writer does not reach the socket
     stable_looks: int = 0  # looks at a dead writer's stream that found nothing more
     behind: bool = True  # the last look left something to take
+    found_at_s: float = 0.0  # a live writer gets UNHEARD_S from here to speak for itself
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Adopt:
     ingest: Ingest
     roots: list[str]
     keep: bool = False
+    patient: bool = True  # live writers may speak for themselves first; pointless where no socket is
     sources: dict[str, Source] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     torn: int = 0
@@ -126,7 +128,7 @@ class Adopt:
             self._problem(folder, f"folder {folder} holds another stream, {header.stream_id}: was it renamed?")
             return
         self.problems.pop(folder, None)
-        self.sources[name] = Source(folder, header, StreamReader(folder))
+        self.sources[name] = Source(folder, header, StreamReader(folder), found_at_s=time.monotonic())
 
     def _look_at(self, stream_id: str, source: Source, now_s: float) -> bool:
         life = self._life(source)
@@ -136,8 +138,8 @@ class Adopt:
             source.unheard = source.behind = False
             source.valid_end = min(source.valid_end, have)
             return False
-        heard = self.ingest.heard_at_s(stream_id)
-        if life is not Life.GONE and now_s - heard < UNHEARD_S:
+        heard = max(self.ingest.heard_at_s(stream_id), source.found_at_s)
+        if self.patient and life is not Life.GONE and now_s - heard < UNHEARD_S:
             source.behind = True
             return False
         if not self.ingest.known(stream_id):

@@ -88,26 +88,31 @@ def run(
 
 @main.command()
 @_config_options
+@click.option(
+    "--patience", metavar="SECONDS", default=60.0, show_default=True, help="Give up after so long without progress."
+)
 @click.argument("folders", nargs=-1, metavar="[DIR]...")
 def flush(
     config_path: str | None,
     backends: Sequence[str],
     overrides: Sequence[str],
     state_dir: str | None,
+    patience: float,
     folders: Sequence[str],
 ) -> None:
-    """Deliver everything in spool folders (default: the user's spool) and end. 0 only when nothing remains.
+    """Deliver everything in spool folders and end. Exit code 0 only when nothing remains.
+
+    Without a folder: what the user's own daemon has not delivered yet, running or not.
 
     \b
     verl-shipper flush /scratch/job42/spool --backend mlflow --set backends.mlflow.tracking_uri=http://tracker:5000
     """
     from verl_shipper import serve
     from verl_shipper.progress import Progress
-    from verl_shipper_spool.location import spool_dir
 
     config = serve.with_places(_load(config_path, overrides, backends), state_dir, None, ())
     with Progress() as progress:
-        code = serve.flush(config, folders or [spool_dir()], progress.show)
+        code = serve.flush(config, folders, patience, progress.show)
     progress.summary()
     sys.exit(code)
 

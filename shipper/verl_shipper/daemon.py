@@ -88,7 +88,7 @@ class Daemon:
         self.config = config
         self.places = places
         self.ingest = Ingest(places.state_dir, config.node_quota_bytes)
-        self.adopt = Adopt(self.ingest, list(places.adopt), keep=places.keep_sources)
+        self.adopt = Adopt(self.ingest, list(places.adopt), keep=places.keep_sources, patient=bool(places.listen))
         self.listener = Listener(self.ingest, list(places.listen), must_listen=places.must_listen)
         self.supervisor = Supervisor(places.state_dir, self.ingest.spool_dir, config.log_level)
         self._locks: list[Lock] = []
@@ -215,10 +215,11 @@ class Daemon:
             "lane_pids": self.supervisor.pids(),
             "spool_bytes": self.ingest.size_bytes,
             "taken_bytes": self.ingest.taken_bytes,
-            "open_streams": len(self.ingest.streams),
+            "open_streams": sum(not stream.sealed for stream in self.ingest.streams.values()),
             "torn_records": self.adopt.torn,
             "unheard_sources": self.adopt.unheard_count,
             "rejected_messages": self.listener.rejected_messages,
+            "settled": not self.ingest.unsettled and self.adopt.settled(),
             "problems": sorted(set(self.adopt.problems.values())),
         }
         self.ingest.write_notes({key: json.dumps(value) for key, value in notes.items()})

@@ -49,7 +49,7 @@ def _acquire(path: str, what: str) -> int:
             raise HeldError(
                 f"another daemon (pid {holder}) holds {what}",
                 where=path,
-                hint=f"stop it with `kill {holder}` or choose another --state-dir and --socket",
+                hint=f"stop it with `kill {holder}`, or choose other places with --state-dir, --adopt and --socket",
             ) from error
         if error.errno in (errno.ENOLCK, errno.ENOTSUP):
             return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # a file system without locks: nothing can be held there

@@ -65,7 +65,8 @@ class Progress:
         for name in self._last.backends:
             total = self._last.total(name)
             new = _done(total) - self._first_done.get(name, 0)
-            line = f"{name}: {new} records delivered" if new else f"{name}: nothing new"
+            done = f"{new} records delivered" if new else "nothing delivered" if total.pending else "nothing new"
+            line = f"{name}: {done}"
             if total.dead_lettered:
                 line += f", {total.dead_lettered} dead letters"
             if total.dropped:

@@ -16,15 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from verl_shipper import status
 from verl_shipper.config import Config, check_backends
 from verl_shipper.daemon import Daemon, Places, opened, places_of
-from verl_shipper.errors import ShipperError
-from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE
+from verl_shipper.errors import HeldError, ShipperError
+from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE, STATE_VARIABLE
 
 EXIT_REMAINS = 4
+LOOK_S = 0.2
 FORWARD_GRACE_S = 10.0  # a command that was told to end has so long before it is killed
 
 
@@ -66,25 +67,75 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> in
     return code if code >= 0 else 128 - code
 
 
-def flush(config: Config, folders: Sequence[str], on_turn: Callable[[status.Report], None]) -> int:
-    """Deliver everything in `folders`. Returns 0 when nothing remains, EXIT_REMAINS otherwise."""
+def flush(config: Config, folders: Sequence[str], patience_s: float, on_turn: Callable[[status.Report], None]) -> int:
+    """Deliver what is in `folders`, or, without any, what the user's daemon has not delivered yet.
+
+    Returns 0 when nothing remains, EXIT_REMAINS when `patience_s` passed without progress, an operator is needed, or
+    a signal came.
+    """
     check_backends(config)
-    places = _flush_places(config, folders)
-    with opened(config, places) as daemon, _signals(lambda _number: daemon.stop()):
-        looked_s = 0.0
+    places = _flush_places(config, folders) if folders else replace(places_of(config), listen=())
+    pace = _Pace(patience_s)
+    try:
+        with opened(config, places) as daemon, _signals(lambda _number: daemon.stop()):
 
-        def finished() -> bool:
-            nonlocal looked_s
-            if time.monotonic() - looked_s < 0.2:
-                return False
-            looked_s = time.monotonic()
-            on_turn(status.report(places.state_dir, config.backends))
-            return daemon.drained() or _only_parked(daemon)
+            def finished() -> bool:
+                if not pace.due():
+                    return False
+                report = status.report(places.state_dir, config.backends)
+                on_turn(report)
+                return daemon.drained() or _only_parked(daemon) or pace.stalled(report)
 
-        daemon.run(until=finished)
-        report = status.report(places.state_dir, config.backends)
-        on_turn(report)
-        return 0 if report.pending == 0 and daemon.adopt.settled() else EXIT_REMAINS
+            daemon.run(until=finished)
+            report = status.report(places.state_dir, config.backends)
+            on_turn(report)
+            return 0 if report.pending == 0 and daemon.adopt.settled() else EXIT_REMAINS
+    except HeldError:
+        if folders:
+            raise
+        return _follow(places.state_dir, pace, on_turn)
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How often a flush looks, and when it gives up."""
+
+    patience_s: float
+    looked_s: float = 0.0
+    moved_s: float = field(default_factory=time.monotonic)
+    done: int = -1
+
+    def due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self.looked_s < LOOK_S:
+            return False
+        self.looked_s = now_s
+        return True
+
+    def stalled(self, report: status.Report) -> bool:
+        """Whether nothing has been delivered for longer than the patience."""
+        done = sum(report.total(name).logged for name in report.backends) - report.pending
+        if done != self.done:
+            self.done, self.moved_s = done, time.monotonic()
+        return time.monotonic() - self.moved_s > self.patience_s
+
+
+def _follow(state_dir: str, pace: _Pace, on_turn: Callable[[status.Report], None]) -> int:
+    """A daemon is at work on it already: look on until it is done."""
+    stopped = [False]
+
+    def stop(_number: int) -> None:
+        stopped[0] = True
+
+    with _signals(stop):
+        while not stopped[0]:
+            report = status.report(state_dir)
+            on_turn(report)
+            settled = report.daemon.get("settled", False) and report.pending == 0
+            if settled or pace.stalled(report):
+                return 0 if settled else EXIT_REMAINS
+            time.sleep(LOOK_S)
+    return EXIT_REMAINS
 
 
 def _flush_places(config: Config, folders: Sequence[str]) -> Places:
@@ -93,7 +144,7 @@ def _flush_places(config: Config, folders: Sequence[str]) -> Places:
     for root in roots:
         if not os.path.isdir(root):
             raise ShipperError(f"no such folder: {root}", hint="give a spool folder, see `verl-shipper flush --help`")
-    chosen = config.state_dir or os.environ.get("VERL_SHIPPER_STATE_DIR") or os.path.join(roots[0], ".flush-state")
+    chosen = config.state_dir or os.environ.get(STATE_VARIABLE) or os.path.join(roots[0], ".flush-state")
     return Places(os.path.abspath(chosen), roots[0], roots, (), keep_sources=True)
 
 

@@ -21,6 +21,7 @@ from verl_shipper_spool.reader import Damage, Frame, Gap, StreamReader
 from verl_shipper_spool.record import KIND_NAME, decode_loss, decode_record
 
 RUNS_SHOWN_MAX = 20
+RETRYING_LAG_S = 5.0
 FRESH_S = 30.0  # notes older than this are of a daemon that is gone
 
 
@@ -62,7 +63,7 @@ def _run_table(report: Report, run_id: str | None) -> Any:
     for backend, runs in sorted(report.backends.items()):
         account = runs.get(run_id) if run_id else report.total(backend)
         if account is not None:
-            table.add_row(backend, *_numbers(account), Text(state_of(account)))
+            table.add_row(backend, *_numbers(account), Text(_state(report, backend, account)))
     return table
 
 
@@ -72,7 +73,7 @@ def daemon_lines(report: Report) -> list[str]:
     if not daemon:
         return ["no daemon has run here yet; start one with `verl-shipper run`"]
     age_s = (time.time_ns() - daemon.get("updated_ns", 0)) / 1e9
-    running = daemon.get("state") == "running" and age_s < FRESH_S
+    running = is_running(report)
     state = f"running, pid {daemon.get('pid')}" if running else f"not running (last seen {age_s:.0f} s ago)"
     return [
         f"daemon {state}; {daemon.get('open_streams', 0)} open streams, {daemon.get('spool_bytes', 0)} bytes spooled"
@@ -97,18 +98,29 @@ def notes(report: Report) -> list[str]:
             what = ", ".join(f"{count} {reason}" for reason, count in sorted(total.ignored.items()))
             lines.append(f"{name}: values that it cannot show: {what}")
         if total.last_error:
-            lines.append(f"{name}: last error: {total.last_error}")
+            lines.append(f"{name}: {'PARKED' if total.parked else 'last error'}: {total.last_error}")
         if not total.balanced:
             lines.append(f"{name}: THE ACCOUNT DOES NOT BALANCE; please report this with `verl-shipper status --json`")
     return lines
 
 
-def state_of(account: Account) -> str:
+def is_running(report: Report) -> bool:
+    """Whether a daemon has written about itself lately."""
+    age_s = (time.time_ns() - report.daemon.get("updated_ns", 0)) / 1e9
+    return report.daemon.get("state") == "running" and age_s < FRESH_S
+
+
+def _state(report: Report, backend: str, account: Account) -> str:
+    """One or two words; reasons stand below the table."""
+    if not account.pending:
+        return "complete"
+    if backend not in report.daemon.get("backends", []):
+        return "not configured"
+    if not is_running(report):
+        return "no daemon"
     if account.parked:
-        return f"PARKED: {account.last_error}"
-    if account.pending:
-        return "retrying" if account.last_error and account.lag_s > 5 else "delivering"
-    return "complete"
+        return "PARKED"
+    return "retrying" if account.last_error and account.lag_s > RETRYING_LAG_S else "delivering"
 
 
 def _numbers(account: Account) -> list[str]:

@@ -117,7 +117,7 @@ def report(state_dir: str, backends: Iterable[str] | None = None) -> Report:
     names = sorted(name[: -len(".sqlite3")] for name in _listdir(lanes) if name.endswith(".sqlite3"))
     wanted = list(backends) if backends is not None else sorted({*names, *found.daemon.get("backends", [])})
     for name in wanted:
-        found.backends[name] = _read_lane(os.path.join(lanes, f"{name}.sqlite3"), logged)
+        found.backends[name] = _read_lane(os.path.join(lanes, f"{name}.sqlite3"), logged, found.runs)
     return found
 
 
@@ -143,8 +143,11 @@ def _read_daemon(path: str, found: Report) -> dict[str, int]:
     return logged
 
 
-def _read_lane(path: str, logged: dict[str, int]) -> dict[str, Account]:
+def _read_lane(path: str, logged: dict[str, int], runs: dict[str, RunName]) -> dict[str, Account]:
     accounts = {run_id: Account(logged=count, pending=count) for run_id, count in logged.items()}
+    now_ns = time.time_ns()
+    for run_id, account in accounts.items():  # until something is delivered, the run itself is what waits
+        account.lag_s = max(now_ns - runs[run_id].created_ns, 0) / 1e9 if run_id in runs else 0.0
     db = open_store_read_only(path)
     if db is None:
         return accounts
@@ -188,8 +191,8 @@ def _add_tallies(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
         for reason, count in ((DISCARDED, discarded), (UNREADABLE, unreadable)):
             if count:
                 account.dropped[reason] += count
-        if account.pending and delivered_ns:
-            account.lag_s = max(now_ns - delivered_ns, 0) / 1e9
+        if delivered_ns:
+            account.lag_s = max(now_ns - delivered_ns, 0) / 1e9 if account.pending else 0.0
 
 
 def _listdir(path: str) -> list[str]:

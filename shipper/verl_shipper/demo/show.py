@@ -54,9 +54,12 @@ def _print_account(config: Config, out: str) -> None:
 
     found = report(os.path.join(out, "state"), config.backends)
     Console().print(status_table(found))
+    here = os.path.dirname(sys.executable)  # nobody has activated the environment
     lines = [f"\nrecords as JSON lines:  {out}/records/"]
     if "mlflow" in config.backends:
-        lines.append(f"the MLflow page:        mlflow ui --backend-store-uri sqlite:///{out}/mlflow.db --port 5000")
+        lines.append(
+            f"the MLflow page:        {here}/mlflow ui --backend-store-uri sqlite:///{out}/mlflow.db --port 5000"
+        )
         lines.append("                        then open http://127.0.0.1:5000")
-    lines.append(f"what was kept:          verl-shipper status --state-dir {out}/state")
+    lines.append(f"what was kept:          {here}/verl-shipper status --state-dir {out}/state")
     sys.stdout.write("\n".join(lines) + "\n")

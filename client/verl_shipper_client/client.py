@@ -24,10 +24,10 @@ import msgpack
 
 from verl_shipper_client import generations, identity
 from verl_shipper_client.sender import Sender
-from verl_shipper_client.span import Span, SpanValues
-from verl_shipper_client.values import cut_text, plain, to_plain, whole_step
+from verl_shipper_client.span import Span, SpanValues, attributes_of
+from verl_shipper_client.values import STEP_MAX, cut_text, plain, to_plain, whole_step
 from verl_shipper_spool.header import BULK, SCALARS, StreamHeader, new_id, sibling, this_process
-from verl_shipper_spool.location import socket_address, spool_dir
+from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, socket_address, spool_dir
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
 from verl_shipper_spool.redact import redact
 from verl_shipper_spool.writer import StreamWriter
@@ -69,6 +69,7 @@ class Client:
         self.rank = identity.rank_or_detect(rank)
         self.errors = 0
         self._sender: Sender | None
+        self._pack: Callable[[Any], bytes]
         self._config = config
         self._forked = False
         self._finished = False
@@ -86,13 +87,19 @@ class Client:
         try:
             with self._lock:
                 scalars = self._scalars or self._start()
-                if type(step) is not int:
+                if type(step) is not int or not -STEP_MAX <= step <= STEP_MAX:
                     step = whole_step(step)
+                if not isinstance(data, dict):
+                    data = _body_of(data)
                 seq = next(self._seq)
+                # Out of reach meanwhile: a signal handler that logs would pack into the middle of our record.
+                pack, self._pack = self._pack, _pack_apart
                 try:
-                    payload = self._pack((RECORD_VERSION, _METRICS, seq, step, time.time_ns(), data))
-                except Exception:  # noqa: BLE001 - odd values, or a signal handler inside pack: the slow road knows
-                    payload = _pack_slowly(RecordKind.METRICS, seq, step, data)
+                    payload = pack((RECORD_VERSION, _METRICS, seq, step, time.time_ns(), data))
+                except Exception:  # noqa: BLE001 - odd values: the slow road knows
+                    payload = _pack_slowly(RecordKind.METRICS, seq, whole_step(step), data)
+                finally:
+                    self._pack = pack
                 if not scalars.append(payload, _METRICS_CLASS):
                     self._tell_loss(scalars)
                 if self._sender is None:
@@ -159,7 +166,7 @@ class Client:
                     inputs=inputs,
                     outputs=outputs,
                     status=status,
-                    attributes=dict(attributes or {}),
+                    attributes=attributes_of(attributes),
                 )
             ),
         )
@@ -174,17 +181,18 @@ class Client:
                 first, self._finished = not self._finished, True
                 if first and not self._forked:
                     (self._scalars or self._start()).use_reserve()
-                    code = None if exit_code is None else int(exit_code)
-                    self._append(RecordKind.RUN_FINISH, None, {"exit_code": code, "reason": "finish"})
+                    body = {"exit_code": whole_step(exit_code), "reason": "finish"}
+                    self._append(RecordKind.RUN_FINISH, None, body)
                 for writer in self._writers():
                     writer.declare_losses()
-                sender = self._sender
-                self._sender = None
-            if sender is None:
-                return False
-            complete = sender.drain(timeout_s)
-            sender.stop()
-            return complete
+                sender, self._sender = self._sender, None
+            if sender is not None:
+                self._complete = False
+                try:
+                    self._complete = sender.drain(timeout_s)
+                finally:
+                    sender.stop()
+            return self._complete
         except Exception as error:  # noqa: BLE001 - promise 1
             self._failed("finish", error)
             return False
@@ -204,12 +212,13 @@ class Client:
         self._scalars: StreamWriter | None = None
         self._bulk: StreamWriter | None = None
         self._sender = None
-        self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, default=to_plain).pack
+        self._complete = False  # the daemon has all that was logged before the last finish
+        self._pack = msgpack.Packer(use_bin_type=True, default=to_plain).pack
 
     def _start(self) -> StreamWriter:
         """Make this process's streams; the first record of a run is its start."""
         folder = spool_dir(self._spool_argument)
-        address = socket_address(folder, self._socket_argument)
+        address = self._daemon_address(folder)
         process = this_process()
         header = StreamHeader(
             stream_id=new_id(),
@@ -224,15 +233,27 @@ class Client:
             forked=self._forked,
             process=process,
         )
-        self._address = address
-        self._bulk = StreamWriter(folder, sibling(header, BULK), on_roll=self._keep_quota)
-        self._scalars = StreamWriter(folder, header, on_roll=self._keep_quota)
+        bulk = StreamWriter(folder, sibling(header, BULK), on_roll=self._keep_quota)
+        scalars = StreamWriter(folder, header, on_roll=self._keep_quota)
+        if self._scalars is not None:
+            return self._scalars  # a signal handler logged meanwhile and has done all this
+        self._address, self._bulk, self._scalars = address, bulk, scalars
         if not self._forked:
-            config = redact(plain(self._config)) if isinstance(self._config, Mapping) else {}
-            body = {"project": self.project, "experiment": self.experiment, "config": config}
-            body |= {"node": process.node, "rank": self.rank, "world": header.world}
+            config = redact(plain(self._config))
+            if not isinstance(config, dict):
+                config = {} if config is None else {"config": config}
+            names: dict[str, Any] = {"project": self.project, "experiment": self.experiment}
+            body = names | {"config": config, "node": process.node, "rank": self.rank, "world": header.world}
             self._append(RecordKind.RUN_START, None, body)
-        return self._scalars
+        return scalars
+
+    def _daemon_address(self, folder: str) -> str:
+        """Where to ship to. An address that cannot work is told, and costs no record: the spool takes them all."""
+        try:
+            return socket_address(folder, self._socket_argument)
+        except Exception as error:  # noqa: BLE001 - promise 1
+            self._failed("socket", error)
+            return socket_address(folder, os.path.join(folder, *SOCKET_BELOW_SPOOL))
 
     def _append(self, kind: RecordKind, step: Any, body: Any) -> None:
         """Append a record of any kind to the stream it belongs to."""
@@ -320,12 +341,21 @@ _CLASS = {
 }
 
 
-def _pack_slowly(kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
-    """Payload of values that need a look first. A packer of its own: the fast one may be at work below us."""
-    packed: bytes = msgpack.packb(
-        (RECORD_VERSION, int(kind), seq, step, time.time_ns(), plain(body)), use_bin_type=True, default=to_plain
-    )
+def _pack_apart(value: Any) -> bytes:
+    """MessagePack of `value` by a packer of its own: the client's may be at work below us."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True, default=to_plain)
     return packed
+
+
+def _body_of(data: Any) -> dict[Any, Any]:
+    """A record's body of whatever was logged; a lone value gets a name."""
+    copied = plain(data)
+    return copied if isinstance(copied, dict) else {"value": copied}
+
+
+def _pack_slowly(kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
+    """Payload of values that need a look first."""
+    return _pack_apart((RECORD_VERSION, int(kind), seq, step, time.time_ns(), _body_of(body)))
 
 
 def _exit_code(error: BaseException | None) -> int:

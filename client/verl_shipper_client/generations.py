@@ -45,7 +45,7 @@ def parts(columns: list[str], rows: list[list[Any]], call: int) -> Iterator[dict
     groups: list[list[list[Any]]] = [[]]
     chars = 0
     for row in rows:
-        size = sum(len(cell) if isinstance(cell, str) else 16 for cell in row)
+        size = sum(map(_chars, row))
         if groups[-1] and chars + size > PART_CHARS_MAX:
             groups.append([])
             chars = 0
@@ -56,4 +56,22 @@ def parts(columns: list[str], rows: list[list[Any]], call: int) -> Iterator[dict
 
 
 def _cells(row: list[Any]) -> list[Any]:
-    return [cut_text(cell) if isinstance(cell, str) else cell for cell in (plain(cell) for cell in row)]
+    return [_cut(plain(cell)) for cell in row]
+
+
+def _cut(cell: Any) -> Any:
+    """A plain value with its long texts cut, wherever they stand: a cell may be a whole conversation."""
+    if isinstance(cell, str):
+        return cut_text(cell)
+    if isinstance(cell, dict):
+        return {key: _cut(value) for key, value in cell.items()}
+    return [_cut(value) for value in cell] if isinstance(cell, list) else cell
+
+
+def _chars(cell: Any) -> int:
+    """About how much room a plain value needs in a record."""
+    if isinstance(cell, (str, bytes)):
+        return len(cell)
+    if isinstance(cell, dict):
+        return sum(_chars(key) + _chars(value) for key, value in cell.items())
+    return sum(map(_chars, cell)) if isinstance(cell, list) else 16

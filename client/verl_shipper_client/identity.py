@@ -17,6 +17,7 @@ from verl_shipper_spool.location import RUN_ID_VARIABLE
 
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+RANK_MAX = 2**31 - 1
 NAME_CHARS_MAX = 500  # MLflow's limit for an experiment name, the tightest of the trackers
 
 
@@ -36,7 +37,10 @@ def world() -> int:
 
 def name(given: object) -> str:
     """A name as text that every tracker's encoder takes; empty for None."""
-    return "" if given is None else clean_text(str(given))[:NAME_CHARS_MAX].strip()
+    try:
+        return "" if given is None else clean_text(str(given))[:NAME_CHARS_MAX].strip()
+    except Exception:  # noqa: BLE001 - an object that cannot tell its text has no name
+        return ""
 
 
 def _first(variables: tuple[str, ...], default: int) -> int:
@@ -50,6 +54,6 @@ def _first(variables: tuple[str, ...], default: int) -> int:
 def _number(text: object) -> int | None:
     try:
         number = int(text)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+        return int(number) if 0 <= number <= RANK_MAX else None
+    except Exception:  # noqa: BLE001 - any object may be given
         return None
-    return int(number) if number >= 0 else None

@@ -75,7 +75,8 @@ class Sender:
         while not self._all_acked():
             now_s = time.monotonic()
             met = any(track.link.state is State.STREAMING for track in self._tracks)
-            if now_s >= deadline_s or (not met and now_s >= patience_s) or not self._thread.is_alive():
+            in_time = now_s < deadline_s and (met or now_s < patience_s)  # false for a timeout that is no number
+            if not in_time or not self._thread.is_alive():
                 return False
             self._answered.wait(0.02)
             self._answered.clear()

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from verl_shipper_client import identity
+from verl_shipper_client.values import STEP_MAX
+
 TRACE_ID_BYTES = 16
 SPAN_ID_BYTES = 8
 
@@ -41,9 +44,9 @@ class SpanValues:
             "trace_id": _id(self.trace_id, TRACE_ID_BYTES),
             "span_id": _id(self.span_id, SPAN_ID_BYTES),
             "parent_id": self.parent_id if _fits(self.parent_id, SPAN_ID_BYTES) else None,
-            "name": str(self.name),
-            "start_ns": int(self.start_ns),
-            "end_ns": int(self.end_ns),
+            "name": identity.name(self.name) or "span",
+            "start_ns": _ns(self.start_ns),
+            "end_ns": _ns(self.end_ns),
             "inputs": self.inputs,
             "outputs": self.outputs,
             "status": "error" if self.status == "error" else "ok",
@@ -66,9 +69,10 @@ class Span:
         above = parent if isinstance(parent, Span) else _current.get() if parent is None else None
         parent_id = above.span_id if above else parent if isinstance(parent, bytes) else None
         self.name = name
-        self.trace_id: bytes = trace_id or (above.trace_id if above else os.urandom(TRACE_ID_BYTES))
+        # An id of a wrong length is replaced here, once, so that the spans inside go to the same trace.
+        self.trace_id: bytes = _id(trace_id if trace_id is not None or not above else above.trace_id, TRACE_ID_BYTES)
         self.span_id: bytes = os.urandom(SPAN_ID_BYTES)
-        self.attributes: dict[str, Any] = dict(attributes or {})
+        self.attributes: dict[str, Any] = attributes_of(attributes)
         # The root decides about a trace only when it is the same trace.
         self._parent_id = parent_id if not above or above.trace_id == self.trace_id else None
         self._record = record
@@ -99,8 +103,9 @@ class Span:
                 _current.reset(self._token)
             except ValueError:  # ended in another task than it began in
                 _current.set(None)
+            self._token = None
         if kind is not None:
-            self.attributes.setdefault("error", f"{kind.__name__}: {error}")
+            self.attributes.setdefault("error", _error_text(kind, error))
         self._record(
             SpanValues(
                 self.name,
@@ -117,9 +122,32 @@ class Span:
         )
 
 
+def attributes_of(given: Any) -> dict[str, Any]:
+    """A dict of ours of whatever was given as attributes."""
+    try:
+        return {} if given is None else dict(given)
+    except Exception:  # noqa: BLE001 - any object may be given; it stays visible
+        return {"attributes": given}
+
+
+def _error_text(kind: type[BaseException], error: BaseException | None) -> str:
+    try:
+        return f"{kind.__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an exception that cannot tell its text
+        return kind.__name__
+
+
+def _ns(value: Any) -> int:
+    """A time as trackers hold it; 0 for what is none."""
+    try:
+        return min(max(int(value), 0), STEP_MAX)
+    except Exception:  # noqa: BLE001 - any object may be given
+        return 0
+
+
 def _fits(value: object, size_bytes: int) -> bool:
     return isinstance(value, bytes) and len(value) == size_bytes and any(value)
 
 
-def _id(value: bytes | None, size_bytes: int) -> bytes:
-    return value if value is not None and _fits(value, size_bytes) else os.urandom(size_bytes)
+def _id(value: Any, size_bytes: int) -> bytes:
+    return bytes(value) if _fits(value, size_bytes) else os.urandom(size_bytes)

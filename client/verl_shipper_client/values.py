@@ -6,68 +6,61 @@
     other Number (Decimal, Fraction)                  float
     int outside 64 bits                               nearest float; beyond float range Unsupported
     str with lone surrogates                          U+FFFD in their place, whole pairs joined
-    anything else, nesting deeper than 32, a cycle    Unsupported, with the type's name
+    key that is neither text nor number               its text; a tuple's parts joined with "/"
+    anything else, nesting deeper than 32, a cycle,
+    more than a million values                        Unsupported, with the type's name
 
-Works by duck typing: never imports torch or numpy. Must not know: files, sockets. Never raises on purpose; what a
-foreign object raises while it is converted makes it Unsupported.
+Works by duck typing: never imports torch or numpy. Must not know: files, sockets. Never raises; what a foreign object
+raises while it is converted makes that object Unsupported and costs its neighbours nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgpack
 
-from verl_shipper_spool.record import UNSUPPORTED_EXT
+from verl_shipper_spool.record import UNSUPPORTED_EXT, Unsupported
 
 DEPTH_MAX = 32
+VALUES_MAX = 1_000_000  # of one record on the slow road; a knot of references may have no end
 TEXT_CHARS_MAX = 1_000_000  # one text; a frame holds 16 MiB and UTF-8 needs up to 4 bytes a character
+STEP_MAX = 2**63 - 1  # what trackers can hold
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_MARKER_CHARS_MAX = 200
+_DIMENSIONS_SHOWN_MAX = 8
 
 
 def to_plain(value: Any) -> Any:
     """MessagePack's hook for types it does not know."""
-    try:
-        return _number(value)
-    except Exception as error:  # noqa: BLE001 - a foreign object may raise anything; it becomes a marker, counted later
-        return unsupported(value, type(error).__name__)
+    found = _foreign(value)
+    return msgpack.ExtType(UNSUPPORTED_EXT, found.text.encode()) if isinstance(found, Unsupported) else found
 
 
-def unsupported(value: object, why: str = "") -> msgpack.ExtType:
+def unsupported(value: object, why: str = "") -> Unsupported:
     """Marker that travels in place of a value; names its type and shape."""
-    shape = getattr(value, "shape", None)
-    size = f" {tuple(shape)}" if isinstance(shape, Iterable) else ""
-    text = f"{type(value).__module__}.{type(value).__qualname__}{size}{' ' + why if why else ''}"
-    return msgpack.ExtType(UNSUPPORTED_EXT, text.encode("utf-8", "replace")[:200])
+    try:
+        kind = type(value)
+        text = f"{kind.__module__}.{kind.__qualname__}{_shape(value)}{' ' + why if why else ''}"
+    except Exception:  # noqa: BLE001 - a class may lie about its own name
+        text = f"unnamed {why}"
+    return Unsupported(clean_text(text[:_MARKER_CHARS_MAX]))
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any) -> Any:
     """The slow road: a plain copy of any value, whatever MessagePack disliked about it."""
-    if isinstance(value, str):
-        return clean_text(value)
-    if value is None or isinstance(value, (bool, bytes)):
-        return value
-    if isinstance(value, int):
-        return _whole(value)
-    if isinstance(value, float):
-        return float(value)
-    if depth >= DEPTH_MAX:
-        return unsupported(value, f"nested deeper than {DEPTH_MAX}")
-    if isinstance(value, Mapping):
-        return {_key(key): plain(item, depth + 1) for key, item in list(value.items())}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, depth + 1) for item in value]
-    return to_plain(value)
+    return _Walk().copy(value, 0)
 
 
 def clean_text(text: str) -> str:
     """Text that every encoder takes: pairs of surrogates joined, lone ones visibly replaced."""
     try:
-        text.encode("utf-8")
+        str.encode(text, "utf-8")
     except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return str.encode(text, "utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
 
@@ -80,26 +73,86 @@ def cut_text(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 def whole_step(step: Any) -> int | None:
     """The step as an int; None for what is no whole number of 64 bits."""
-    if step is None or isinstance(step, bool):
-        return None if step is None else int(step)
     try:
-        number = int(step)
-        return number if number == step and _INT_MIN <= number <= _INT_MAX else None
+        number = step.item() if hasattr(step, "item") else step
+        if number is None:
+            return None
+        whole = int(number)
+        return whole if whole == number and _INT_MIN <= whole <= STEP_MAX else None
     except Exception:  # noqa: BLE001 - any object may be given; a step that is none is None, and visible as such
         return None
 
 
+class _Walk:
+    """One walk through a value: knows which containers it is inside of, and how many values it met."""
+
+    __slots__ = ("_count", "_inside")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._inside: set[int] = set()
+
+    def copy(self, value: Any, depth: int) -> Any:
+        try:
+            if isinstance(value, str):
+                return clean_text(value)
+            if value is None or isinstance(value, (bool, bytes, Unsupported)):
+                return value
+            if isinstance(value, int):
+                return _whole(value)
+            if isinstance(value, float):
+                return float(value)
+            if isinstance(value, (Mapping, list, tuple)):
+                return self._container(value, depth)
+        except Exception as error:  # noqa: BLE001 - see the header
+            return unsupported(value, type(error).__name__)
+        return _foreign(value)
+
+    def _container(self, value: Any, depth: int) -> Any:
+        identity = id(value)
+        if identity in self._inside:
+            return unsupported(value, "inside itself")
+        if depth >= DEPTH_MAX:
+            return unsupported(value, f"nested deeper than {DEPTH_MAX}")
+        self._count += len(value)
+        if self._count > VALUES_MAX:
+            return unsupported(value, f"more than {VALUES_MAX} values")
+        self._inside.add(identity)
+        try:
+            if isinstance(value, Mapping):
+                return {_key(key): self.copy(item, depth + 1) for key, item in _items(value)}
+            return [self.copy(item, depth + 1) for item in value]
+        finally:
+            self._inside.discard(identity)
+
+
+def _foreign(value: Any) -> Any:
+    """The number in an object that is none of Python's own, or a marker."""
+    try:
+        return _number(value)
+    except Exception as error:  # noqa: BLE001 - see the header
+        return unsupported(value, type(error).__name__)
+
+
 def _number(value: Any) -> Any:
+    if isinstance(value, Unsupported):
+        return value
     if hasattr(value, "item") and _count(value) == 1:
         item = value.item()
         if isinstance(item, (bool, float)):
             return item
-        return _whole(item) if isinstance(item, int) else unsupported(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
+        return _whole(item) if isinstance(item, int) else _real(item, value)
     if isinstance(value, Mapping):
-        return {_key(key): item for key, item in list(value.items())}
-    return unsupported(value)
+        return {_key(key): item for key, item in _items(value)}
+    return _whole(value) if isinstance(value, int) else _real(value, value)
+
+
+def _real(number: Any, value: Any) -> Any:
+    """float of any other real number: Decimal and Fraction, NumPy's long double."""
+    is_real = isinstance(number, numbers.Real) or (
+        isinstance(number, numbers.Number) and not isinstance(number, numbers.Complex)
+    )
+    return float(number) if is_real else unsupported(value)
 
 
 def _count(value: Any) -> int:
@@ -117,9 +170,37 @@ def _whole(value: int) -> Any:
         return unsupported(value, "beyond float range")
 
 
+def _items(value: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    try:
+        return list(value.items())
+    except Exception:  # noqa: BLE001 - a configuration with a missing value, for one: the others are wanted
+        return [(key, _at(value, key)) for key in list(value)]
+
+
+def _at(value: Mapping[Any, Any], key: Any) -> Any:
+    try:
+        return value[key]
+    except Exception as error:  # noqa: BLE001 - see the header
+        return unsupported(None, type(error).__name__)
+
+
+def _shape(value: object) -> str:
+    try:
+        shape = getattr(value, "shape", None)
+        return f" {tuple(itertools.islice(shape, _DIMENSIONS_SHOWN_MAX))}" if isinstance(shape, Iterable) else ""
+    except Exception:  # noqa: BLE001 - see the header
+        return ""
+
+
 def _key(key: Any) -> Any:
-    if isinstance(key, str):
-        return clean_text(key)
-    if isinstance(key, tuple):
-        return "/".join(clean_text(str(part)) for part in key)
-    return clean_text(str(key))
+    """Keys that MessagePack takes stay as they are, so that 3 and "3" stay two."""
+    try:
+        if isinstance(key, str):
+            return clean_text(key)
+        if key is None or isinstance(key, (bool, float, bytes)) or (isinstance(key, int) and abs(key) < STEP_MAX):
+            return key
+        if isinstance(key, tuple):
+            return "/".join(str(_key(part)) for part in key)
+        return clean_text(str(key))
+    except Exception as error:  # noqa: BLE001 - see the header
+        return f"<{unsupported(key, type(error).__name__).text}>"

@@ -1,0 +1,561 @@
+"""The client: never raises, loses nothing without a number, and spools whatever daemon, disk and user do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.processes import wait_for
+from unit.client.conftest import MakeClient
+from unit.client.spooled import bodies, records
+from unit.client.test_values import Hostile, HostileItem, HostileMapping, Unlistable
+from verl_shipper_client import Client, client
+from verl_shipper_spool.header import decode_header
+from verl_shipper_spool.reader import Frame, StreamReader
+from verl_shipper_spool.record import RecordKind, Unsupported, decode_record
+
+# What is logged
+
+
+def test_a_run_begins_with_its_start_and_ends_with_its_finish(make: MakeClient, spool: Path) -> None:
+    made = make(config={"lr": 1e-6, "api_key": "hidden"}, run_id="run-7", rank=2)
+    made.log({"loss": 0.5}, step=1)
+    made.finish(exit_code=0)
+
+    start, metrics, finish = records(spool)
+    assert (start.kind, start.body["project"], start.body["experiment"]) == (
+        RecordKind.RUN_START,
+        "project",
+        "experiment",
+    )
+    assert start.body["config"] == {"lr": 1e-6, "api_key": "[redacted]"}
+    assert (start.body["rank"], start.body["world"]) == (2, 1)
+    assert (metrics.step, metrics.body) == (1, {"loss": 0.5})
+    assert finish.body == {"exit_code": 0, "reason": "finish"}
+    assert [record.seq for record in (start, metrics, finish)] == [0, 1, 2]
+
+
+def test_a_header_tells_whose_stream_it_is(make: MakeClient, spool: Path) -> None:
+    make(run_id="run-7", rank=2).log({"a": 1}, step=0)
+
+    (folder,) = spool.iterdir()
+    header = decode_header((folder / "stream").read_bytes())
+    assert (header.run_id, header.project, header.experiment, header.rank) == ("run-7", "project", "experiment", 2)
+    assert header.process.pid == os.getpid()
+    assert header.stream_id == folder.name
+
+
+def test_every_kind_of_record_goes_to_the_stream_it_belongs_to(make: MakeClient, spool: Path) -> None:
+    made = make()
+    made.log({"a": 1}, step=1)
+    made.log_text("note", "hello", step=2)
+    made.log_generations([("q", "a", 1.0)], step=3)
+    with made.span("rollout", attributes={"step": 4}):
+        pass
+    made.log_span("late", 10, 20, attributes={"step": 5})
+
+    by_class: dict[str, list[tuple[RecordKind, int | None]]] = {}
+    for folder in spool.iterdir():
+        header = decode_header((folder / "stream").read_bytes())
+        found = [finding for finding in StreamReader(str(folder)).frames() if isinstance(finding, Frame)]
+        decoded = [decode_record(frame.payload) for frame in found]
+        by_class[header.stream_class] = [(record.kind, record.step) for record in decoded]
+    assert by_class == {
+        "scalars": [(RecordKind.RUN_START, None), (RecordKind.METRICS, 1), (RecordKind.TEXT, 2)],
+        "bulk": [(RecordKind.GENERATIONS, 3), (RecordKind.SPAN, 4), (RecordKind.SPAN, 5)],
+    }
+
+
+def test_a_table_too_large_for_one_record_becomes_several_of_one_call(make: MakeClient, spool: Path) -> None:
+    made = make()
+    made.log_generations([("x" * 300_000, "y", number) for number in range(10)], step=5)
+    made.log_generations([("x", "y", 0)], step=5)
+
+    found = bodies(spool, RecordKind.GENERATIONS)
+    assert [(body["call"], body["part"], body["parts"]) for body in found] == [
+        (0, 0, 4),
+        (0, 1, 4),
+        (0, 2, 4),
+        (0, 3, 4),
+        (1, 0, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "whole"),
+    [(np.int64(3), 3), (3.0, 3), (2**63, None), (2**70, None), (-(2**70), None), (-1, -1), (None, None), ("x", None)],
+)
+def test_a_step_of_any_kind_costs_no_record(make: MakeClient, spool: Path, step: Any, whole: int | None) -> None:
+    made = make()
+    made.log({"a": 1}, step=step)
+    made.log_text("t", "x", step=step)
+    made.log_generations([("q", "a", 1)], step=step)
+
+    assert [record.step for record in records(spool)[1:]] == [whole] * 3
+    assert made.errors == 0
+
+
+@pytest.mark.parametrize("data", [0.5, None, "text", [1, 2], np.float32(0.5), object()], ids=type)
+def test_a_lone_value_is_logged_under_a_name(make: MakeClient, spool: Path, data: Any) -> None:
+    make().log(data, step=1)
+
+    (body,) = bodies(spool)
+    assert list(body) == ["value"]
+
+
+def test_a_mapping_that_is_no_dict_is_logged_as_one(make: MakeClient, spool: Path) -> None:
+    make().log(types.MappingProxyType({"a": 1, "b": {"c": 2}}), step=1)
+
+    assert bodies(spool) == [{"a": 1, "b": {"c": 2}}]
+
+
+# Never raises
+
+
+class _Everything:
+    """A class that answers every question with itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+
+_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(st.characters()),
+        st.binary(max_size=20),
+        st.decimals(),
+        st.complex_numbers(),
+        st.dates(),
+        st.builds(Hostile),
+        st.builds(HostileItem),
+        st.builds(HostileMapping),
+        st.builds(Unlistable),
+        st.builds(_Everything),
+        st.builds(np.float32, st.floats(width=32)),
+        st.just(np.zeros((2, 2))),
+        st.just(2**80),
+        st.just("\ud800"),
+    ),
+    lambda children: st.one_of(
+        st.lists(children, max_size=4),
+        st.tuples(children),
+        st.dictionaries(st.one_of(st.text(max_size=5), st.integers(), st.none(), st.tuples(st.text())), children),
+    ),
+    max_leaves=12,
+)
+
+
+@dataclass
+class _Box:
+    """Keeps the tools away from a value that does not want to be looked at."""
+
+    value: Any = field(repr=False)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(boxes=st.tuples(_values, _values).map(_Box))
+def test_log_never_raises_and_never_loses_a_record(make_once: Client, boxes: _Box) -> None:
+    data, step = boxes.value
+    before = make_once._scalars.records if make_once._scalars else 0
+
+    make_once.log({"data": data, "the neighbour": 1.5}, step=step)
+    make_once.log(data, step)
+    make_once.log_text(data, data, step)
+    make_once.log_generations(data, step)
+    make_once.log_generations([data, [data]], step, columns=["a"])
+    with make_once.span(data, trace_id=data, parent=data, inputs=data, attributes=data) as span:
+        span.set_outputs(data)
+    make_once.log_span(data, data, step, data, data, data, data, data, data, data)
+
+    scalars = make_once._scalars
+    assert scalars is not None
+    assert scalars.records - before >= 2
+    assert scalars.lost_records == 0
+
+
+@pytest.fixture(scope="module")
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One client for many examples; afterwards everything it left must be readable."""
+    spool = tmp_path_factory.mktemp("spool")
+    made = Client("project", "experiment", spool_dir=spool)
+    yield made
+    made.finish(timeout_s=0.0)
+    for body in bodies(spool):
+        assert body.get("the neighbour", 1.5) == 1.5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"project": None},
+        {"project": Hostile, "experiment": 5},
+        {"project": "\ud800", "experiment": "a/b\0c"},
+        {"config": 5},
+        {"config": types.SimpleNamespace(a=1)},
+        {"config": Unlistable()},
+        {"config": {"fn": len, "cycle": {}}},
+        {"run_id": 17},
+        {"rank": float("inf")},
+        {"rank": 2**70},
+        {"rank": "x"},
+        {"socket": "htp://nowhere"},
+        {"socket": 5},
+        {"socket": "/x" * 200},
+        {"socket": "tcp://host:notaport"},
+    ],
+    ids=str,
+)
+def test_a_client_of_any_arguments_records_what_is_logged(
+    make: MakeClient, spool: Path, arguments: dict[str, Any]
+) -> None:
+    made = make(**arguments)
+    made.log({"a": 1}, step=1)
+    made.finish(timeout_s=0.0)
+
+    assert [record.kind for record in records(spool)] == [
+        RecordKind.RUN_START,
+        RecordKind.METRICS,
+        RecordKind.RUN_FINISH,
+    ]
+    assert isinstance(records(spool)[0].body["config"], dict)
+
+
+def test_a_configuration_keeps_what_can_be_read_of_it(make: MakeClient, spool: Path) -> None:
+    make(config={"fn": len, "lr": 0.1, "broken": HostileMapping(), "password": object()})
+
+    config = records(spool)[0].body["config"]
+    assert config["lr"] == 0.1
+    assert isinstance(config["fn"], Unsupported)
+    assert config["broken"]["good"] == 1
+    assert config["password"] == "[redacted]"
+
+
+@pytest.mark.parametrize("spool_dir", [5, b"bytes", object()])
+def test_a_spool_that_is_no_path_is_told_and_raises_nothing(
+    make: MakeClient, capsys: pytest.CaptureFixture[str], spool_dir: Any
+) -> None:
+    made = make(spool_dir=spool_dir)
+    made.log({"a": 1}, step=1)
+
+    assert not made.finish(timeout_s=0.0)
+    assert made.errors >= 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# Signal handlers and finalisers inside log()
+
+
+def test_a_record_logged_inside_another_one_spoils_neither(make: MakeClient, spool: Path) -> None:
+    made = make()
+
+    class Nosy:
+        size = 1
+
+        def item(self) -> float:
+            made.log({"inner": 1}, step=2)
+            return 0.5
+
+    made.log({"before": 1, "nosy": Nosy(), "after": 3}, step=1)
+    made.log({"next": 4}, step=3)
+
+    assert bodies(spool) == [{"before": 1, "nosy": 0.5, "after": 3}, {"inner": 1}, {"next": 4}]
+    assert made.errors == 0
+
+
+def test_signal_handlers_may_log_at_any_moment(make: MakeClient, spool: Path) -> None:
+    made = make()
+    handled = 0
+
+    def on_alarm(_number: int, _frame: object) -> None:
+        nonlocal handled
+        handled += 1
+        made.log({"handler": handled, "odd": np.float32(1)}, step=handled)
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        count = 0
+        while handled < 150:
+            made.log({"main": count, "value": np.float32(0.5), "more": [np.int64(1)] * 5}, step=count)
+            count += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+    found = bodies(spool)
+    assert sorted(body["main"] for body in found if "main" in body) == list(range(count))
+    assert sorted(body["handler"] for body in found if "handler" in body) == list(range(1, handled + 1))
+
+
+def test_threads_may_log_together(make: MakeClient, spool: Path) -> None:
+    made = make()
+
+    def work(name: int) -> None:
+        for count in range(200):
+            made.log({"n": name * 1000 + count}, step=count)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(body["n"] for body in bodies(spool)) == [n * 1000 + c for n in range(4) for c in range(200)]
+
+
+# Finish
+
+
+def test_finish_twice_records_one_end(make: MakeClient, spool: Path) -> None:
+    made = make()
+    made.finish(exit_code=3, timeout_s=0.0)
+    made.finish(exit_code=0, timeout_s=0.0)
+
+    assert bodies(spool, RecordKind.RUN_FINISH) == [{"exit_code": 3, "reason": "finish"}]
+
+
+def test_records_logged_after_finish_are_kept(make: MakeClient, spool: Path) -> None:
+    made = make()
+    made.finish(timeout_s=0.0)
+    made.log({"late": 1}, step=9)
+
+    assert bodies(spool) == [{"late": 1}]
+    assert made._sender is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [(None, None), (0, 0), (np.int64(3), 3), ("x", None), (2**70, None), (True, 1), (object(), None)]
+)
+def test_an_exit_code_of_any_kind_ends_the_run(make: MakeClient, spool: Path, given: Any, told: int | None) -> None:
+    made = make()
+    made.finish(exit_code=given, timeout_s=0.0)
+
+    assert bodies(spool, RecordKind.RUN_FINISH) == [{"exit_code": told, "reason": "finish"}]
+    assert made.errors == 0
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0, float("nan"), None, "x"])
+def test_finish_ends_its_thread_whatever_its_patience(make: MakeClient, timeout_s: Any) -> None:
+    made = make()
+    made.log({"a": 1}, step=1)
+    sender = made._sender
+    assert sender is not None
+
+    assert made.finish(timeout_s=timeout_s) is False
+
+    wait_for(lambda: not sender._thread.is_alive(), 5, "the sender ends")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (ValueError("x"), 1),
+        (KeyboardInterrupt(), 1),
+        (SystemExit(), 0),
+        (SystemExit(0), 0),
+        (SystemExit(4), 4),
+        (SystemExit("words"), 1),
+    ],
+    ids=repr,
+)
+def test_a_context_manager_tells_how_it_ended(
+    make: MakeClient, spool: Path, error: BaseException | None, code: int
+) -> None:
+    made = make()
+    made.finish = _impatient(made.finish)  # type: ignore[method-assign]
+    with pytest.raises(type(error)) if error else contextlib.nullcontext(), made:
+        _raise(error)
+
+    assert bodies(spool, RecordKind.RUN_FINISH) == [{"exit_code": code, "reason": "finish"}]
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _impatient(finish: Any) -> Any:
+    return lambda **arguments: finish(**(arguments | {"timeout_s": 0.0}))
+
+
+# Disk
+
+
+def test_the_quota_drops_spans_first_then_generations_and_metrics_last(
+    make: MakeClient, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "QUOTA_BYTES", 450_000)
+    made = make()
+    for writer in made._writers():
+        writer._segment_bytes_max = writer._roll_at = 50_000
+    filling = "x" * 10_000
+    for step in range(20):
+        made.log({"n": step, "filling": filling}, step=step)
+    for step in range(15):
+        made.log_span("span", 1, 2, inputs=filling, attributes={"step": step})
+    for step in range(25):
+        made.log_generations([(filling, "a", 1)], step=step)
+    assert made._bulk is not None
+    assert made._scalars is not None
+
+    spans, tables = bodies(spool, RecordKind.SPAN), bodies(spool, RecordKind.GENERATIONS)
+    assert len(spans) < 15
+    assert len(tables) == 25
+    assert len(bodies(spool)) == 20
+    assert made._bulk.lost_records == 15 - len(spans)
+    assert made._scalars.lost_records == 0
+
+    for step in range(60):
+        made.log({"n": 100 + step, "filling": filling}, step=step)
+
+    assert bodies(spool, RecordKind.SPAN) == []
+    assert len(bodies(spool)) < 80
+    numbers = [body["n"] for body in bodies(spool)]
+    assert numbers[-1] == 159, "the newest metrics stay"
+    assert sum(path.stat().st_size for path in spool.rglob("*.seg")) < 600_000
+
+
+def test_a_spool_that_cannot_be_made_costs_counted_records_and_one_warning(
+    make: MakeClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    made = make(spool_dir=tmp_path / "file" / "spool")
+    for step in range(50):
+        made.log({"a": 1}, step=step)
+
+    assert made._scalars is not None
+    assert made._scalars.lost_records == 51
+    assert made.errors == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "dropped and counted" in line
+    assert "file" in line
+
+
+def test_a_spool_that_comes_back_goes_on_and_tells_what_was_lost(
+    make: MakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_shipper_spool.writer.REOPEN_PAUSE_S", 0.0)
+    (tmp_path / "file").write_text("in the way")
+    made = make(spool_dir=tmp_path / "file")
+    made.log({"lost": 1}, step=1)
+    (tmp_path / "file").unlink()
+    made.log({"kept": 1}, step=2)
+
+    (folder,) = (tmp_path / "file").iterdir()
+    loss, kept = [finding for finding in StreamReader(str(folder)).frames() if isinstance(finding, Frame)]
+    assert (loss.kind.value, loss.ordinal) == ("loss", 2)
+    assert decode_record(kept.payload).body == {"kept": 1}
+
+
+def test_a_warning_comes_once_a_minute(
+    make: MakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("verl_shipper_client.client.time.monotonic", lambda: now_s)
+    made = make()
+    for _ in range(5):
+        made._failed("test", ValueError("x"))
+    now_s += client.WARN_PAUSE_S - 1
+    made._failed("test", ValueError("x"))
+    now_s += 2
+    made._failed("test", ValueError("x"))
+    monkeypatch.undo()
+
+    assert capsys.readouterr().err == "verl-shipper: test failed: ValueError: x\n" * 2
+    assert made.errors == 7
+
+
+def test_a_closed_stderr_is_no_reason_to_fail(make: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make()
+    monkeypatch.setattr(sys, "stderr", None)
+
+    made._failed("test", ValueError("x"))
+
+
+# Processes
+
+
+def test_a_fork_child_has_streams_of_its_own_and_no_second_start(make: MakeClient, spool: Path) -> None:
+    made = make(run_id="run-7")
+    made.log({"parent": 1}, step=1)
+    pid = os.fork()
+    if pid == 0:
+        made.log({"child": 1}, step=2)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    made.log({"parent": 2}, step=3)
+
+    headers = [decode_header((folder / "stream").read_bytes()) for folder in spool.iterdir()]
+    assert sorted(header.forked for header in headers) == [False, True]
+    assert {header.run_id for header in headers} == {"run-7"}
+    assert len({header.writer_id for header in headers}) == 2
+    assert len(bodies(spool)) == 3
+    assert len(bodies(spool, RecordKind.RUN_START)) == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("raise SystemExit(0)", 0),
+        ("raise ValueError", 1),
+        ("os._exit(0)", None),
+        ("os.kill(os.getpid(), 9)", None),
+    ],
+)
+def test_a_process_that_ends_tells_its_end_when_it_can(tmp_path: Path, ending: str, code: int | None) -> None:
+    script = f"""
+import os
+from verl_shipper_client import Client
+client = Client("project", "experiment", spool_dir={str(tmp_path / "spool")!r})
+client.log({{"a": 1}}, step=1)
+{ending}
+"""
+    subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, timeout=60)
+
+    assert bodies(tmp_path / "spool") == [{"a": 1}]
+    ends = bodies(tmp_path / "spool", RecordKind.RUN_FINISH)
+    assert ends == ([] if code is None else [{"exit_code": code, "reason": "finish"}])
+
+
+HEAVY = ("torch", "numpy", "asyncio", "sqlite3", "click", "rich", "omegaconf", "watchdog", "wandb", "mlflow", "swanlab")
+
+
+def test_importing_the_client_imports_nothing_heavy_and_starts_nothing() -> None:
+    script = (
+        "import sys, threading; import verl_shipper_client; "
+        f"print([name for name in {HEAVY!r} if name in sys.modules], threading.active_count())"
+    )
+    result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+
+    assert result.stdout.strip() == "[] 1"
+
+
+def test_a_mapping_that_raises_costs_one_value(make: MakeClient, spool: Path) -> None:
+    data: Mapping[str, Any] = HostileMapping()
+    make().log(data, step=1)
+
+    (body,) = bodies(spool)
+    assert body["good"] == 1

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from verl_shipper_client import generations, identity
+from verl_shipper_client import generations, identity, process_exit
 from verl_shipper_client.sender import Sender
 from verl_shipper_client.span import Span, SpanValues, attributes_of
 from verl_shipper_client.values import STEP_MAX, cut_text, plain, to_plain, whole_step
@@ -80,6 +80,7 @@ class Client:
         self._generation_calls = generations.CallCounter()
         self._reset()
         self._guard("start", self._start)
+        process_exit.watch()
         _living.add(self)
 
     def log(self, data: Mapping[str, Any], step: int | None = None) -> None:
@@ -203,7 +204,8 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.finish(exit_code=0 if kind is None else _exit_code(error))
+        code = process_exit.as_code(error.code) if isinstance(error, SystemExit) else int(kind is not None)
+        self.finish(exit_code=code)
 
     def _reset(self) -> None:
         """Fresh per-process state: at construction, and in a fork child."""
@@ -326,8 +328,7 @@ class Client:
 
     def _at_exit(self) -> None:
         if not self._finished and self._scalars is not None:
-            failed = getattr(sys, "last_type", None) is not None
-            self.finish(exit_code=1 if failed else 0, timeout_s=2.0)
+            self.finish(exit_code=process_exit.seen(), timeout_s=2.0)
 
 
 _CLASS = {
@@ -356,11 +357,6 @@ def _body_of(data: Any) -> dict[Any, Any]:
 def _pack_slowly(kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
     """Payload of values that need a look first."""
     return _pack_apart((RECORD_VERSION, int(kind), seq, step, time.time_ns(), _body_of(body)))
-
-
-def _exit_code(error: BaseException | None) -> int:
-    code = error.code if isinstance(error, SystemExit) else 1
-    return code if isinstance(code, int) else 0 if code is None else 1
 
 
 def _forget_parent() -> None:

@@ -181,6 +181,10 @@ class Sender:
             start, content = track.reader.read(link.sent, room, end)
             if not content:
                 return budget, False
+            if start > link.sent > link.acked:
+                # Bytes are gone. Told only when all before them is safe: a daemon that was replaced meanwhile and lost
+                # what is in flight would take the gap for larger than it is.
+                return budget, False
             data = Data(track.writer.header.stream_id, start, start > link.sent, content)
             if not self._offer(socket, pack(data)):
                 return budget, False

@@ -21,7 +21,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import length_hint
 from zlib import crc32
 
@@ -58,6 +58,7 @@ class OwnSegment:
     end_offset: int | None = None
     end_ordinal: int | None = None
     lost_records: int = 0  # of its ordinals, those that never reached it
+    declared: list[Loss] = field(default_factory=list)  # losses of earlier segments that only this one tells
 
     @property
     def size_bytes(self) -> int:
@@ -169,8 +170,10 @@ class StreamWriter:
             self.segments.remove(segment)
             self._remove(segment.path)
             self.lost_records += segment.end_ordinal - segment.first_ordinal - segment.lost_records
+            # Loss frames in the segment went with it, so that what they told is declared anew.
+            for loss in segment.declared:
+                self._journal.add(loss)
             if segment.end_ordinal > segment.first_ordinal:
-                # Loss frames in the segment went with it, so that its losses are declared anew.
                 self._journal.add(Loss(segment.first_ordinal, segment.end_ordinal, segment.record_class, reason))
             return segment.end_ordinal - segment.first_ordinal
         return 0
@@ -316,6 +319,8 @@ class StreamWriter:
             declared = written == len(data)
             if declared:
                 self.end_offset += written
+                segment = self.segments[-1]
+                segment.declared += [loss for loss in losses if loss.first < segment.first_ordinal]
             else:
                 self._truncate(written)
         except OSError as error:

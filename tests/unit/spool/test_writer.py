@@ -263,6 +263,21 @@ def test_records_lost_before_their_segment_was_shed_are_lost_once(tmp_path: Path
     writer.close()
 
 
+def test_a_loss_keeps_its_reason_when_the_segment_that_told_it_is_shed_too(tmp_path: Path) -> None:
+    writer = _writer(tmp_path, segment_bytes_max=300)
+
+    # No daemon for a long time: the quota sheds a segment at every roll, and later those with the loss frames.
+    for _ in range(40):
+        _append(writer, 10)
+        writer.shed_oldest(None, "quota")
+    _append(writer, 1)
+
+    found = read_all(writer.folder)
+    assert found.ledger.dropped == {"quota": writer.lost_records}
+    assert found.ledger.seen == writer.records - writer.lost_records
+    writer.close()
+
+
 # Full disks
 
 

@@ -15,6 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from urllib.parse import quote
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +25,12 @@ BUSY_TIMEOUT_S = 10.0
 def open_store(path: str, schema: str) -> sqlite3.Connection:
     """A connection in autocommit mode with `schema` applied. A damaged file is quarantined first."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    if os.path.lexists(path) and not os.path.isfile(path):
+        quarantine(path, "it is no file")
     try:
         return _open(path, schema)
     except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        if not _is_damage(error):
             raise
         quarantine(path, str(error))
         return _open(path, schema)
@@ -39,7 +42,9 @@ def open_store_read_only(path: str) -> sqlite3.Connection | None:
         return None
     connection = None
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection = sqlite3.connect(
+            f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+        )
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error:
         if connection is not None:
@@ -68,6 +73,11 @@ def quarantine(path: str, why: str) -> None:
         if os.path.lexists(path + suffix):
             os.rename(path + suffix, f"{path}{suffix}.bad-{stamp}-{os.getpid()}")
     log.warning("state file %s was damaged (%s); kept as *.bad-%s, rebuilding from the spool", path, why, stamp)
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file is at fault. A full disk, a lock or a lack of descriptors is no reason to give up good state."""
+    return not isinstance(error, sqlite3.OperationalError) or "unsupported file format" in str(error)
 
 
 def _open(path: str, schema: str) -> sqlite3.Connection:

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 TURN_S = 0.1
 MEND_S = 5.0
+FAIR_S = 0.5  # a flood at the socket keeps the lanes' supervision waiting at most so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Daemon:
         self._locks: list[Lock] = []
         self._watch = Watch(list(places.adopt))
         self._stopping = False
-        self._settle_s = self._adopt_s = self._reclaim_s = self._status_s = self._mend_s = 0.0
+        self._settle_s = self._adopt_s = self._reclaim_s = self._status_s = self._mend_s = self._fair_s = 0.0
 
     def open(self) -> None:
         """Take the locks, recover the spool, listen, start the lanes."""
@@ -141,8 +142,9 @@ class Daemon:
         if now_s >= self._adopt_s or self._watch.take_news():
             hungry = self.adopt.look(now_s)
             self._adopt_s = now_s + (0.0 if hungry else ADOPT_POLL_S)
-        if more:
-            return  # the socket first; everything below can wait a round
+        if more and now_s < self._fair_s:
+            return  # the socket first; everything below can wait, but not for ever
+        self._fair_s = now_s + FAIR_S
         self.supervisor.watch(now_s)
         if now_s >= self._reclaim_s:
             self._reclaim_s = now_s + RECLAIM_S

@@ -3,8 +3,10 @@
     append(offset, bytes)   before the end: have it; at the end: append; behind the end: refused unless a gap is told
     sync()                  fsync; afterwards everything below `end` is durable and may be acknowledged
     recover()               after a restart: cut the last segment behind its last valid frame
+    distrust()              after a failed fsync: go back to what was durable before it
 
-Must not know: sockets, lanes. On failure: OSError to the caller, with the file cut back to its last good length.
+Must not know: sockets, lanes. On failure: OSError to the caller, with the file cut back to its last good length;
+`doubtful` says that an fsync failed, and that nothing but `distrust` helps.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from itertools import pairwise
 
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.files import RealFiles
-from verl_shipper_spool.frame import LOSS_TAG, Walker, encode, scan
+from verl_shipper_spool.frame import LOSS_TAG, Kind, Walker, encode, scan
 from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, encode_header
 from verl_shipper_spool.reader import Frame, StreamReader
 from verl_shipper_spool.record import Loss, Record, RecordKind, decode_record, encode_loss, encode_record
@@ -38,6 +40,7 @@ class NodeStream:
     end: int = 0
     durable: int = 0
     sealed: bool = False
+    doubtful: bool = False
     walker: Walker = field(default_factory=Walker)
     files: RealFiles = field(default_factory=RealFiles)
     _fd: int = -1
@@ -73,8 +76,8 @@ class NodeStream:
         if self._new_names:
             self.files.sync_folder(self.folder)
             self._new_names = False
-        if self._fd >= 0 and self.dirty:
-            self.files.sync(self._fd)
+        if self.dirty:
+            self._sync_content()
         self.durable = self.end
 
     def close(self) -> None:
@@ -92,8 +95,8 @@ class NodeStream:
         size = self.files.size(last.path)
         content = self.files.read(last.path, 0, size)
         found, understood = scan(content)
-        records = [item.ordinal + 1 for item in found if item.ordinal >= 0]
-        self.walker = Walker(max([last.first_ordinal, *records]))
+        counted = [item.ordinal + (item.kind is Kind.RECORD) for item in found if item.kind is not Kind.DAMAGE]
+        self.walker = Walker(max([last.first_ordinal, *counted]))
         self._segment_first = last.first_offset
         self._fd = self.files.open_append(last.path)
         if understood < size and not self.sealed:
@@ -106,14 +109,36 @@ class NodeStream:
         self.files.sync(self._fd)
         self.durable = self.end
 
+    def distrust(self) -> None:
+        """After a failed fsync the page cache may hold bytes that the disk never got: only what was durable counts."""
+        self.close()
+        segments = list_segments(self.files, self.folder)
+        for segment in reversed(segments):
+            keep = max(self.durable - segment.first_offset, 0)
+            if self.files.size(segment.path) > keep:
+                fd = self.files.open_append(segment.path)
+                try:
+                    self.files.truncate(fd, keep)
+                finally:
+                    self.files.close(fd)
+            if keep or segment == segments[0]:
+                break
+            self.files.remove(segment.path)
+        self.end = self.durable = 0
+        self.walker = Walker()
+        self.recover()
+        self.doubtful = False
+
     def seal(self, losses: list[Loss]) -> None:
         """The writer is gone and everything it left is here: declare its last losses and, if need be, its end."""
         if self.sealed:
             return
-        frames = [encode(encode_loss(loss), self.walker.ordinal_next, LOSS_TAG) for loss in losses]
-        tail = b"".join(frames)
+        if not self.walker.at_boundary:
+            self.close()
+            self.recover()  # cuts the half frame whose rest never comes
         if losses:
-            self._write_frames(tail)
+            ordinal = max(self.walker.ordinal_next, *(loss.end for loss in losses))
+            self._write_frames(b"".join(encode(encode_loss(loss), ordinal, LOSS_TAG) for loss in losses))
         if self.header.stream_class == SCALARS and not self.header.forked:
             last = self._last_record()
             if last is None or last.kind is not RecordKind.RUN_FINISH:
@@ -122,8 +147,15 @@ class NodeStream:
         self.files.replace(os.path.join(self.folder, SEALED_NAME), b"")
         self.sealed = True
 
-    def reclaim(self, below: int) -> int:
-        """Remove segments that end at or below `below`; the last one stays. Returns bytes freed."""
+    def reclaim(self, below: int, open_bytes_min: int = 0) -> int:
+        """Remove segments that end at or below `below`. Returns bytes freed.
+
+        The last one stays, unless it is all delivered and has `open_bytes_min` (0: never): then the stream goes on in
+        a new one, so that a stream that grows slowly does not keep what nobody needs.
+        """
+        if 0 < open_bytes_min <= self.end - self._segment_first and below >= self.end and self._may_leave():
+            self._begin_segment(self.end)
+            self.sync()
         segments = list_segments(self.files, self.folder)
         freed = 0
         for segment, behind in pairwise(segments):
@@ -133,6 +165,13 @@ class NodeStream:
             freed += self.files.size(segment.path)
             self.files.remove(segment.path)
         return freed
+
+    def _may_leave(self) -> bool:
+        """Whether the last segment can go. The end of a run stays until the seal, which looks for it."""
+        if self.sealed or self._fd < 0 or self.dirty or not self.walker.at_boundary:
+            return False
+        last = self._last_record()
+        return last is None or last.kind is not RecordKind.RUN_FINISH
 
     def _write_frames(self, frames: bytes) -> None:
         if self._fd < 0:
@@ -156,10 +195,10 @@ class NodeStream:
         path = os.path.join(self.folder, segment_name(offset, self.walker.ordinal_next))
         if os.path.lexists(path):
             _set_aside(path)
-        fd = self.files.create(path)
         if self._fd >= 0:
-            self.files.sync(self._fd)
-            self.files.close(self._fd)
+            self._sync_content()
+        fd = self.files.create(path)
+        self.close()
         if offset > self.end:
             self.walker = Walker(self.walker.ordinal_next)
         self._fd = fd
@@ -173,9 +212,21 @@ class NodeStream:
             while written < len(content):
                 written += self.files.write(self._fd, content[written:])
         except OSError:
-            self.files.truncate(self._fd, self.end - self._segment_first)
+            try:
+                self.files.truncate(self._fd, self.end - self._segment_first)
+            except OSError as error:
+                log.warning("%s: cannot cut back (%s); going on in a new segment", self.folder, error.strerror)
+                self.close()
             raise
         self.end += len(content)
+
+    def _sync_content(self) -> None:
+        try:
+            if self._fd >= 0:
+                self.files.sync(self._fd)
+        except OSError:
+            self.doubtful = True
+            raise
 
     def _usable_segments(self) -> list[Segment]:
         """Segments, after what is no readable file at the end was set aside."""

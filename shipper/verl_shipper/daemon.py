@@ -211,7 +211,7 @@ class Daemon:
             "state": state,
             "pid": os.getpid(),
             "updated_ns": time.time_ns(),
-            "socket": list(self.places.listen),
+            "socket": list(self.listener.addresses),
             "adopt": list(self.places.adopt),
             "backends": list(self.config.backends),
             "lane_pids": self.supervisor.pids(),

@@ -44,7 +44,8 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> in
     places = places_of(config)
     with opened(config, places) as daemon:
         _say_ready(daemon)
-        environment = os.environ | {SPOOL_VARIABLE: places.spool_dir, SOCKET_VARIABLE: places.listen[0]}
+        environment = os.environ | {SPOOL_VARIABLE: places.spool_dir}
+        environment |= {SOCKET_VARIABLE: address for address in daemon.listener.addresses[:1]}
         try:
             process = subprocess.Popen(list(command), env=environment)
         except OSError as error:
@@ -184,7 +185,7 @@ def _only_parked(daemon: Daemon) -> bool:
 
 
 def _say_ready(daemon: Daemon) -> None:
-    where = ", ".join(daemon.places.listen) or ", ".join(daemon.places.adopt)
+    where = ", ".join(daemon.listener.addresses or daemon.places.adopt)
     names = ", ".join(daemon.config.backends)
     _say(f"verl-shipper: ready on {where}; delivering to {names}; state in {daemon.places.state_dir}")
 

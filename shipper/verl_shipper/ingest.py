@@ -20,13 +20,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from verl_shipper.node_stream import NodeStream
-from verl_shipper.store import open_store
+from verl_shipper.store import open_store, transaction
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Walker
 from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header, encode_header
 from verl_shipper_spool.record import Loss
 
 log = logging.getLogger(__name__)
+
+OFFSET_MAX = 2**62  # of any stream; SQLite's integers end at 2**63
+SQLITE_INTEGER_MAX = 2**63 - 1
+OPEN_BYTES_MIN = 1024 * 1024  # a delivered segment of this size is reclaimed though its stream goes on
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS streams (
@@ -48,16 +52,22 @@ class IngestRefusedError(Exception):
 
 @dataclass(slots=True)
 class Ingest:
-    """Owner of the node spool. `quota_bytes` bounds it; beyond, writers keep their bytes."""
+    """Owner of the node spool. `quota_bytes` bounds it; beyond, writers keep their bytes.
+
+    broken: streams whose copy here cannot be used, and why. trouble: why the table takes nothing, empty when it does.
+    """
 
     state_dir: str
     quota_bytes: int
     streams: dict[str, NodeStream] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    trouble: str = ""
     size_bytes: int = 0
     taken_bytes: int = 0
     _store: sqlite3.Connection | None = None
     _heard_at_s: dict[str, float] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
+    _unsaved: set[str] = field(default_factory=set)  # streams whose row is out of date
 
     @property
     def spool_dir(self) -> str:
@@ -74,45 +84,61 @@ class Ingest:
         self._store = open_store(os.path.join(self.state_dir, "daemon.sqlite3"), SCHEMA)
         for name in sorted(os.listdir(self.spool_dir)):
             folder = os.path.join(self.spool_dir, name)
-            if self._reclaimed(name) is None and os.path.isdir(folder):
-                self._recover(name, folder)
-        self._save(self.streams.values())
+            if not os.path.isdir(folder):
+                continue
+            if self._reclaimed(name) is not None:
+                shutil.rmtree(folder, ignore_errors=True)  # we ended in the middle of that
+            else:
+                self._try_recover(name, folder)
+        self._save(self.streams)
 
     def greet(self, header: StreamHeader) -> int:
         """Make a stream known; returns the offset below which everything is durable here."""
-        stream = self.streams.get(header.stream_id)
+        stream_id = header.stream_id
+        folder = os.path.join(self.spool_dir, stream_id)
+        if stream_id in self.broken:
+            self._try_recover(stream_id, folder)
+            self._refuse_broken(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None:
-            delivered = self._reclaimed(header.stream_id)
+            delivered = self._reclaimed(stream_id)
             if delivered is not None:
                 return delivered
-            stream = NodeStream(header, os.path.join(self.spool_dir, header.stream_id))
+            stream = NodeStream(header, folder)
             try:
                 stream.create()
+                stream.recover()  # bytes whose header was lost
             except OSError as error:
                 raise IngestRefusedError(f"node spool: {error.strerror or error}") from error
-            self.streams[header.stream_id] = stream
-            self._save([stream])
+            self.streams[stream_id] = stream
+            self._save([stream_id])
         return stream.durable
 
     def known(self, stream_id: str) -> bool:
-        return stream_id in self.streams or self._reclaimed(stream_id) is not None
+        return stream_id in self.streams or stream_id in self.broken or self._reclaimed(stream_id) is not None
 
     def take(self, stream_id: str, offset: int, content: bytes, *, gap: bool = False) -> bool:
         """Append bytes of a known stream. False when something is missing in front of them."""
+        self._refuse_broken(stream_id)
         stream = self.streams.get(stream_id)
-        if stream is None:
-            return True  # reclaimed: delivered long ago
-        if self.size_bytes + len(content) > self.quota_bytes:
+        new_bytes = min(offset + len(content) - self.end(stream_id), len(content))
+        if new_bytes <= 0:
+            return True
+        if stream is None or stream.sealed:
+            raise IngestRefusedError("the stream has ended here: its writer was silent and taken for dead")
+        if offset > OFFSET_MAX:
+            raise IngestRefusedError(f"offset {offset} is none of a stream")
+        if self.size_bytes + new_bytes > self.quota_bytes:
             raise IngestRefusedError(f"node spool is full ({self.quota_bytes} bytes); a tracker is behind, see status")
-        before = stream.end
         try:
             accepted = stream.append(offset, content, gap=gap)
         except OSError as error:
+            if stream.doubtful:
+                self._distrust(stream)
             raise IngestRefusedError(f"node spool: {error.strerror or error}") from error
-        if stream.end > before:
-            grown = min(stream.end - before, len(content))
-            self.size_bytes += grown
-            self.taken_bytes += grown
+        if accepted:
+            self.size_bytes += new_bytes
+            self.taken_bytes += new_bytes
             self._changed.add(stream_id)
         return accepted
 
@@ -146,47 +172,60 @@ class Ingest:
     def settle(self) -> list[NodeStream]:
         """fsync everything that changed; the streams returned may be acknowledged up to `durable`."""
         settled = []
-        for stream_id in sorted(self._changed):
+        for stream_id in sorted(self._changed & self.streams.keys()):
             stream = self.streams[stream_id]
             try:
                 stream.sync()
             except OSError as error:
-                # After a failed fsync the page cache can not be trusted: begin a new file from what is known durable.
                 log.warning("%s: fsync failed (%s); its bytes are asked for again", stream.folder, error.strerror)
                 self._distrust(stream)
                 continue
             settled.append(stream)
         self._changed.clear()
-        self._save(settled)
+        self._save([stream.header.stream_id for stream in settled])
         return settled
 
     def seal(self, stream_id: str, losses: list[Loss]) -> None:
         """The writer is gone for good and everything it left was taken."""
         stream = self.streams.get(stream_id)
-        if stream is not None and not stream.sealed:
-            before = stream.end
+        if stream is None or stream.sealed:
+            return
+        before = stream.end
+        try:
             stream.seal(losses)
-            self.size_bytes += stream.end - before
-            self._save([stream])
+        except OSError as error:
+            if stream.doubtful:
+                self._distrust(stream)
+            raise IngestRefusedError(f"node spool: {error.strerror or error}") from error
+        self.size_bytes += stream.end - before
+        self._save([stream_id])
 
     def reclaim(self, safe: dict[str, int]) -> int:
         """Free what every lane has behind it. `safe`: stream id → offset. Returns bytes freed."""
         freed = 0
+        open_bytes_min = 1 if self.size_bytes * 2 > self.quota_bytes else OPEN_BYTES_MIN
         for stream_id, offset in safe.items():
             stream = self.streams.get(stream_id)
             if stream is None:
                 continue
-            freed += stream.reclaim(min(offset, stream.durable))
-            if stream.sealed and offset >= stream.end:
-                self._forget(stream)
+            try:
+                if stream.sealed and offset >= stream.end:
+                    freed += self._forget(stream)
+                else:
+                    freed += stream.reclaim(min(offset, stream.durable), open_bytes_min)
+            except (OSError, sqlite3.Error) as error:
+                log.warning("%s cannot be reclaimed now: %s", stream.folder, error)
         self.size_bytes = max(self.size_bytes - freed, 0)
         return freed
 
     def write_notes(self, notes: Mapping[str, str]) -> None:
         """Keep lines for `status`, by key."""
-        self.store.execute("BEGIN IMMEDIATE")
-        self.store.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", notes.items())
-        self.store.execute("COMMIT")
+        self._save(())
+        try:
+            with transaction(self.store):
+                self.store.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", notes.items())
+        except sqlite3.Error as error:
+            self._tell_trouble(error)
 
     def close(self) -> None:
         self.settle()
@@ -194,23 +233,39 @@ class Ingest:
             stream.close()
         self.store.close()
 
+    def _try_recover(self, name: str, folder: str) -> None:
+        """Recover one stream; a disk that does not give it back costs this stream only."""
+        try:
+            self._recover(name, folder)
+            self.broken.pop(name, None)
+        except OSError as error:
+            self.broken[name] = f"node spool: {folder}: {error.strerror or error}"
+            log.warning("%s; kept, not delivered", self.broken[name])
+
     def _recover(self, name: str, folder: str) -> None:
         row = self.store.execute("SELECT header, ordinal_next FROM streams WHERE stream_id = ?", (name,)).fetchone()
         try:
             with open(os.path.join(folder, HEADER_NAME), "rb") as file:
                 header = decode_header(file.read())
-        except (OSError, CorruptionError) as error:
+        except (FileNotFoundError, CorruptionError) as error:
             if row is None:
                 log.warning("%s: no usable header (%s); kept, not delivered", folder, error)
                 return
             header = decode_header(row[0])
             NodeStream(header, folder).create()
+        if header.stream_id != name:
+            log.warning("%s holds another stream, %s; kept, not delivered", folder, header.stream_id)
+            return
         stream = NodeStream(header, folder)
         stream.recover()
         if row is not None and stream.walker.at_boundary:
             stream.walker = Walker(max(stream.walker.ordinal_next, row[1] if stream.sealed else 0))
-        self.streams[header.stream_id] = stream
-        self.size_bytes += sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+        self.streams[name] = stream
+        self.size_bytes += stream.size_bytes()
+
+    def _refuse_broken(self, stream_id: str) -> None:
+        if stream_id in self.broken:
+            raise IngestRefusedError(self.broken[stream_id])
 
     def _reclaimed(self, stream_id: str) -> int | None:
         """End of a stream that was delivered and reclaimed; None for any other."""
@@ -220,31 +275,56 @@ class Ingest:
         return int(row[0]) if row else None
 
     def _distrust(self, stream: NodeStream) -> None:
-        stream.close()
-        fresh = NodeStream(stream.header, stream.folder)
-        fresh.recover()
-        self.streams[stream.header.stream_id] = fresh
+        before = stream.end
+        try:
+            stream.distrust()
+        except OSError as error:
+            stream_id = stream.header.stream_id
+            del self.streams[stream_id]
+            self.broken[stream_id] = f"node spool: {stream.folder}: {error.strerror or error}"
+            log.warning("%s; kept, not delivered", self.broken[stream_id])
+        self.size_bytes = max(self.size_bytes - max(before - stream.end, 0), 0)
 
-    def _forget(self, stream: NodeStream) -> None:
-        stream_id = stream.header.stream_id
-        self.store.execute("UPDATE streams SET state = 'reclaimed' WHERE stream_id = ?", (stream_id,))
-        del self.streams[stream_id]
+    def _forget(self, stream: NodeStream) -> int:
+        """Remove a stream that all lanes have delivered. The table knows it first: else it could come again."""
+        freed = stream.size_bytes()
+        self._write([stream], "reclaimed")
+        del self.streams[stream.header.stream_id]
         stream.close()
         shutil.rmtree(stream.folder, ignore_errors=True)
+        return freed
 
-    def _save(self, streams: Iterable[NodeStream]) -> None:
+    def _save(self, stream_ids: Iterable[str]) -> None:
+        """Bring the table up to date. What it does not take now is tried again with the next; the spool has it all."""
+        self._unsaved.update(stream_ids)
+        streams = [self.streams[stream_id] for stream_id in self._unsaved if stream_id in self.streams]
+        if not streams:
+            return
+        try:
+            self._write(streams)
+        except sqlite3.Error as error:
+            self._tell_trouble(error)
+        else:
+            self._unsaved.clear()
+            self.trouble = ""
+
+    def _write(self, streams: Iterable[NodeStream], state: str | None = None) -> None:
         rows = [
             (
                 stream.header.stream_id,
                 stream.header.run_id,
                 encode_header(stream.header),
                 stream.durable,
-                stream.walker.ordinal_next,
-                "sealed" if stream.sealed else "open",
+                min(stream.walker.ordinal_next, SQLITE_INTEGER_MAX),
+                state or ("sealed" if stream.sealed else "open"),
             )
             for stream in streams
         ]
-        if rows:
-            self.store.execute("BEGIN IMMEDIATE")
+        with transaction(self.store):
             self.store.executemany("INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self.store.execute("COMMIT")
+
+    def _tell_trouble(self, error: sqlite3.Error) -> None:
+        text = f"state in {self.state_dir} cannot be written: {error}"
+        if text != self.trouble:
+            log.warning("%s; records are kept", text)
+        self.trouble = text

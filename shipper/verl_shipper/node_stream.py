@@ -51,6 +51,10 @@ class NodeStream:
     def dirty(self) -> bool:
         return self.end > self.durable
 
+    def size_bytes(self) -> int:
+        """What the stream's segments take on the disk."""
+        return sum(self.files.size(segment.path) for segment in list_segments(self.files, self.folder))
+
     def create(self) -> None:
         """Make the folder and its header, durably."""
         self.files.make_folder(self.folder)

@@ -70,13 +70,13 @@ def _wandb(folder: str) -> tuple[Log, Close]:
     return run.log, run.finish
 
 
-def _mlflow(folder: str, synchronous: bool) -> tuple[Log, Close]:
+def _mlflow(folder: str) -> tuple[Log, Close]:
     import mlflow
 
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     mlflow.set_experiment("benchmark")
     mlflow.start_run()
-    return lambda data, step: mlflow.log_metrics(data, step, synchronous=synchronous), mlflow.end_run
+    return lambda data, step: mlflow.log_metrics(data, step, synchronous=True), mlflow.end_run
 
 
 def _swanlab(folder: str) -> tuple[Log, Close]:
@@ -100,8 +100,7 @@ SUBJECTS = (
     Subject("verl-shipper, daemon absent", "verl_shipper_client", _verl_shipper, daemon="absent"),
     Subject("limit: msgpack + write(2)", "msgpack", _limit),
     Subject("wandb offline", "wandb", _wandb),
-    Subject("mlflow sync sqlite", "mlflow", lambda folder: _mlflow(folder, synchronous=True)),
-    Subject("mlflow async sqlite", "mlflow", lambda folder: _mlflow(folder, synchronous=False)),
+    Subject("mlflow sync sqlite", "mlflow", _mlflow),
     Subject("swanlab offline", "swanlab", _swanlab),
     Subject("trackio", "trackio", _trackio),
 )

@@ -14,12 +14,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import time
 from dataclasses import dataclass, field
 
 import zmq
 
-from verl_shipper.errors import ConfigError
+from verl_shipper.errors import ConfigError, ShipperError
 from verl_shipper.ingest import Ingest, IngestRefusedError
 from verl_shipper.lock import Lock
 from verl_shipper.node_stream import NodeStream
@@ -69,6 +70,8 @@ class Listener:
                 os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
                 if not is_private(path):
                     raise PermissionError(errno.EPERM, "its folder belongs to somebody else")
+                if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+                    raise FileExistsError(errno.EEXIST, "something that is no socket has its name")
                 self._locks[address] = Lock.take(path + ".lock", f"socket {path}")
             except OSError as error:
                 raise ConfigError(
@@ -110,10 +113,11 @@ class Listener:
             log.warning("socket %s was removed; binding it again", path)
             try:
                 os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-                self._sockets.pop(address).close(linger=0)
-                self._locks[address].renew()
+                self._locks[address].renew()  # before the old socket goes: its end removes whatever has its name
+                if address in self._sockets:
+                    self._sockets.pop(address).close(linger=0)
                 self._bind(address)
-            except (OSError, KeyError, ConfigError) as error:
+            except (OSError, ShipperError) as error:
                 log.warning("socket %s: %s; writers are read from disk meanwhile", path, error)
 
     def close(self) -> None:
@@ -164,6 +168,9 @@ class Listener:
                 self._accept(message)
             except IngestRefusedError as refusal:
                 self._tell(message.stream_id, Refuse(message.stream_id, str(refusal)))
+            except Exception:
+                log.exception("a message about stream %s could not be handled", message.stream_id)
+                self._tell(message.stream_id, Refuse(message.stream_id, "the daemon's mistake, see its log"))
         return True
 
     def _accept(self, message: Hello | Data) -> None:

@@ -28,7 +28,7 @@ class Lock:
 
     def renew(self) -> None:
         """Hold the path again after somebody removed the file."""
-        os.close(self._fd)
+        self.release()
         self._fd = _acquire(self._path, self._what)
 
     def release(self) -> None:

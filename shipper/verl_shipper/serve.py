@@ -45,7 +45,8 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> in
     with opened(config, places) as daemon:
         _say_ready(daemon)
         environment = os.environ | {SPOOL_VARIABLE: places.spool_dir}
-        environment |= {SOCKET_VARIABLE: address for address in daemon.listener.addresses[:1]}
+        if daemon.listener.addresses:
+            environment[SOCKET_VARIABLE] = daemon.listener.addresses[0]
         try:
             process = subprocess.Popen(list(command), env=environment)
         except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 from support import oracle
 from support.daemon import Daemon, shipper
@@ -59,8 +61,8 @@ def test_p02b_a_daemon_killed_in_the_middle_is_not_noticed_by_training(site: Sit
 
 def test_a_socket_without_anybody_behind_it_is_as_good_as_none(site: Site) -> None:
     """Sibling: the socket's file is there, its owner is not; and something else sits where the socket should be."""
-    site.spool.mkdir()
-    (site.spool / "ingest.sock").write_text("no socket")
+    os.makedirs(os.path.dirname(site.socket))
+    Path(site.socket).write_text("no socket")
 
     run_script(site, ALONE)
     with Daemon(site, *site.file_backend()) as daemon:

@@ -70,12 +70,14 @@ def _train(site: Site, uid: int, umask: str, socket: str) -> None:
 
 
 def _open_to_others(folder: Path) -> list[str]:
-    """Files and folders below that somebody else could read or write."""
-    found = []
-    for path in [folder, *folder.rglob("*")]:
-        mode = path.lstat().st_mode
-        if not stat.S_ISLNK(mode) and mode & 0o007:
-            found.append(f"{path} {stat.S_IMODE(mode):o}")
+    """Files and folders that somebody else could reach and read or write. A closed folder closes what it holds."""
+    mode = folder.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return []
+    found = [f"{folder} {stat.S_IMODE(mode):o}"] if mode & 0o002 or (mode & 0o004 and stat.S_ISREG(mode)) else []
+    if stat.S_ISDIR(mode) and mode & 0o001:
+        for path in sorted(folder.iterdir()):
+            found += _open_to_others(path)
     return found
 
 
@@ -84,8 +86,8 @@ def test_p19_a_trainer_of_another_user_keeps_its_records_and_the_daemon_says_why
     ours: Site, theirs: Site, uid: int, umask: str
 ) -> None:
     launcher = [*as_user(DAEMON_UID), *SHIPPER]
-    arguments = [*ours.file_backend(), "--adopt", str(theirs.spool)]
-    socket = f"{ours.spool}/ingest.sock"
+    arguments = [*ours.file_backend(), "--adopt", str(ours.spool), "--adopt", str(theirs.spool)]
+    socket = ours.socket
 
     with Daemon(ours, *arguments, launcher=launcher) as daemon:
         _train(theirs, uid, umask, socket)
@@ -111,13 +113,17 @@ def test_p19_a_trainer_of_another_user_keeps_its_records_and_the_daemon_says_why
     oracle.assert_law(status, pending=0)
 
 
-def test_a_daemon_of_the_same_other_user_delivers(ours: Site) -> None:
-    """Sibling: both are uid 1500, with no name in the user table: all works, and the output is private too."""
+def test_a_daemon_of_the_same_other_user_delivers_and_keeps_text_private_in_folders_that_are_not(ours: Site) -> None:
+    """Sibling: both are uid 1500, without a name in the user table; somebody made the folders beforehand, mode 0755."""
+    for folder in (ours.spool, ours.state):
+        folder.mkdir(mode=0o755)
+        os.chown(folder, DAEMON_UID, DAEMON_UID)
     launcher = [*as_user(DAEMON_UID), *SHIPPER]
 
     with Daemon(ours, *ours.file_backend(), launcher=launcher) as daemon:
-        _train(ours, DAEMON_UID, "022", f"{ours.spool}/ingest.sock")
+        _train(ours, DAEMON_UID, "022", ours.socket)
         daemon.wait_settled(RECORDS)
+        assert not _open_to_others(ours.state)
         assert daemon.stop(number=signal.SIGINT) < 10
 
     lines = oracle.read_lines(ours.output("p19", "exp", "r1"))
@@ -129,6 +135,6 @@ def test_a_spool_that_cannot_be_made_never_stops_training(theirs: Site) -> None:
     (theirs.root / "closed").mkdir(mode=0o755)
     site = Site(theirs.root, spool=theirs.root / "closed" / "spool")
 
-    _train(site, TRAINER_UID, "022", f"{site.spool}/ingest.sock")
+    _train(site, TRAINER_UID, "022", site.socket)
 
     assert not site.spool.exists()

@@ -101,7 +101,7 @@ def test_p22_a_full_disk_costs_counted_records_and_heals(site: Site, disk: Path)
     site.spool = disk / "spool"
     daemon = Daemon(site, *site.file_backend())
 
-    with daemon, _trainer(site, disk) as (trainer, ledger):
+    with contextlib.closing(daemon), _trainer(site, disk) as (trainer, ledger):
         wait_for((site.root / "full").exists, 60, "the disk is full")
         before_go = ledger.last()
         daemon.start()
@@ -123,7 +123,7 @@ def test_p22_a_disk_full_run_that_is_killed_still_tells_its_losses(site: Site, d
     site.spool = disk / "spool"
     daemon = Daemon(site, *site.file_backend())
 
-    with daemon, _trainer(site, disk) as (trainer, ledger):
+    with contextlib.closing(daemon), _trainer(site, disk) as (trainer, ledger):
         wait_for((site.root / "full").exists, 60, "the disk is full")
         trainer.kill()
         logged = len(ledger.values())
@@ -167,7 +167,7 @@ def test_a_disk_without_inodes_never_stops_training_and_heals(tmp_path: Path, si
                 path.touch()
                 fillers.append(path)
         go = site.root / "go"
-        env = {"VERL_SHIPPER_SOCKET": f"{site.spool}/ingest.sock"}
+        env = {"VERL_SHIPPER_SOCKET": site.socket}
         with Trainer(site, write_script(site, INODES), disk, "-", go, env=env) as trainer:
             wait_for(go.with_name("go.ready").exists, 30, "the first hundred are logged")
             for path in fillers:
@@ -194,10 +194,11 @@ def test_a_daemon_whose_own_disk_is_full_loses_nothing(tmp_path: Path, site: Sit
         site.state = disk / "state"
         with Daemon(site, *site.file_backend()) as daemon:
             filler = disk / "filler"
-            with open(filler, "wb") as file, contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(4096))
-                    file.flush()
+            fd = os.open(filler, os.O_WRONLY | os.O_CREAT)
+            with contextlib.suppress(OSError):
+                while os.write(fd, bytes(4096)):
+                    pass
+            os.close(fd)
             with counting_trainer(site, ledger, count=2000, pace_s=0.001, pad_bytes=200) as trainer:
                 trainer.wait(timeout_s=30)
             time.sleep(1)

@@ -42,7 +42,7 @@ def test_p29_a_second_daemon_gives_way_and_the_first_still_receives(site: Site, 
         other.state = site.state
     arguments = [*other.file_backend()]
     if shared == "socket":
-        arguments += ["--socket", f"{site.spool}/ingest.sock"]
+        arguments += ["--socket", site.socket]
     ledger = Ledger(site.root / "ledger")
 
     with (

@@ -173,6 +173,7 @@ class Daemon:
             status = self.status()
             if condition(status):
                 return status
+            assert self.is_running(), f"the daemon has ended while we wait for {what}:\n{self.words()[-3000:]}"
             if time.monotonic() > deadline_s:
                 words = self.words()[-3000:]
                 raise AssertionError(

@@ -28,6 +28,11 @@ class Site:
         for folder in (self.home, self.out):
             folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def socket(self) -> str:
+        """Path of the socket where daemon and trainers of this spool meet."""
+        return socket_address(str(self.spool)).removeprefix("ipc://")
+
     def env(self, **extra: str) -> dict[str, str]:
         """A bare environment, as a service manager gives it, plus `extra`."""
         return {
@@ -68,7 +73,6 @@ class Site:
 
     def close(self) -> None:
         """Remove the stand-in of a socket whose path was too long; all else lies below `root`."""
-        path = socket_address(str(self.spool)).removeprefix("ipc://")
-        if path.startswith("/dev/shm/"):
+        if self.socket.startswith("/dev/shm/"):
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                os.unlink(self.socket)

@@ -11,6 +11,7 @@ name, shown by `status`; the others go on.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pwd
@@ -22,15 +23,17 @@ from dataclasses import dataclass, field
 from verl_shipper.ingest import Ingest, IngestRefusedError
 from verl_shipper.liveness import Life, judge, silent_s
 from verl_shipper_spool.errors import CorruptionError
+from verl_shipper_spool.files import RealFiles
 from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header, this_process
 from verl_shipper_spool.loss_journal import read_losses
 from verl_shipper_spool.reader import Damage, Frame, StreamReader
-from verl_shipper_spool.segment import RawReader
+from verl_shipper_spool.segment import RawReader, list_segments
 
 log = logging.getLogger(__name__)
 
 UNHEARD_S = 3.0  # a live writer that has more than we do, and sent nothing for so long, is read from disk
 LOOK_BYTES_MAX = 4 * 1024 * 1024  # per stream and look, so that one big folder does not hold up the socket
+REFUSED_PAUSE_S = 5.0
 HEADER_GRACE_S = 60.0  # a folder without a readable header may be in the making
 _STREAM_FOLDER = re.compile(r"^[0-9a-f]{32}$")
 
@@ -76,13 +79,17 @@ class Adopt:
             try:
                 more = self._look_at(stream_id, source, now_s) or more
                 self.problems.pop(source.folder, None)
-            except IngestRefusedError as refusal:
-                source.refused_until_s = now_s + 5.0
-                self._problem(source.folder, str(refusal))
             except FileNotFoundError:
                 self.sources.pop(stream_id, None)
+            except IngestRefusedError as refusal:
+                source.refused_until_s = now_s + REFUSED_PAUSE_S
+                self._stuck(source, str(refusal))
             except OSError as error:
-                self._problem(source.folder, f"cannot read: {error.strerror or error}")
+                self._stuck(source, f"cannot read: {error.strerror or error}")
+            except Exception as error:
+                log.exception("%s", source.folder)
+                source.refused_until_s = now_s + REFUSED_PAUSE_S
+                self._stuck(source, f"{type(error).__name__}: {error}")
         return more
 
     @property
@@ -101,7 +108,13 @@ class Adopt:
                 return False  # not sealed yet: then it would be no source any more
         return True
 
+    def _stuck(self, source: Source, why: str) -> None:
+        source.behind = True
+        self._problem(source.folder, why)
+
     def _discover(self) -> None:
+        for key in [key for key in self.problems if not os.path.lexists(key)]:
+            del self.problems[key]  # whoever removed it knows
         for root in self.roots:
             try:
                 names = os.listdir(root)
@@ -168,18 +181,16 @@ class Adopt:
                 offset = end  # a gap or damage: whatever valid follows is taken with the gap told
                 continue
             until = frames[-1].end
-            position = have
-            while position < until:
-                start, content = raw.read(position, LOOK_BYTES_MAX, until)
-                if not content:
-                    break
-                self.ingest.take(stream_id, start, content, gap=start > position)
-                position = start + len(content)
+            while have < until:
+                start, content = raw.read(have, LOOK_BYTES_MAX, until)
+                if not content or not self.ingest.take(stream_id, start, content, gap=start > have):
+                    raise OSError(errno.EAGAIN, "changed while it was read; looking again")
+                have = start + len(content)
                 taken += len(content)
-            have = offset = max(until, position)
+            offset = max(until, have)
         source.valid_end = max(source.valid_end, have)
         if final and taken == 0 and not source.stable_looks:
-            self._tell_torn(source, have)
+            self._tell_torn(source, offset)
         return taken
 
     def _tell_torn(self, source: Source, end: int) -> None:
@@ -201,7 +212,10 @@ class Adopt:
             return  # first everything durable, then the end
         self.ingest.seal(stream_id, read_losses(source.folder))
         del self.sources[stream_id]
-        if not self.keep:
+        unread = unreadable_segments(source.folder)
+        if unread:
+            self._problem(source.folder, f"{unread[0]} cannot be read; the folder is kept, the rest of it was taken")
+        elif not self.keep:
             shutil.rmtree(source.folder, ignore_errors=True)
         if os.path.exists(source.folder):
             self._done.add(stream_id)
@@ -213,6 +227,18 @@ class Adopt:
         if self.problems.get(key) != text:
             log.warning("%s", text if key in text else f"{key}: {text}")
         self.problems[key] = text
+
+
+def unreadable_segments(folder: str) -> list[str]:
+    """Segments that cannot be opened: their records may still be saved by hand, so they are not ours to remove."""
+    found = []
+    for segment in list_segments(RealFiles(), folder):
+        try:
+            with open(segment.path, "rb"):
+                continue
+        except OSError:
+            found.append(os.path.basename(segment.path))
+    return found
 
 
 def _owner(path: str) -> str:

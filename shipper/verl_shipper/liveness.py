@@ -1,7 +1,7 @@
 """Does the writer of a stream still live? Decides only when a run counts as ended and its folder may go.
 
     same boot, same pid namespace      the process with that pid and start time exists, or not: certain
-    same node, another boot            gone: certain
+    same node, another boot            gone, once silent for REBOOTED_AGE_S: two hosts may share a name
     anything else (container, host)    by heartbeat, the youngest modification in its folder: silent for DEAD_AGE_S
 
 Must not know: spools, sockets. Never raises.
@@ -14,6 +14,7 @@ import os
 
 from verl_shipper_spool.header import Process, start_ticks
 
+REBOOTED_AGE_S = 60.0  # several missed beats
 DEAD_AGE_S = 24 * 3600.0  # a writer we cannot see beats every 10 s; a day of silence is no pause
 
 
@@ -26,7 +27,7 @@ class Life(enum.Enum):
 def judge(writer: Process, here: Process, silent_s: float) -> Life:
     """`here` is the judging process; `silent_s` the age of the folder's youngest modification."""
     if writer.node == here.node and writer.boot_id and here.boot_id and writer.boot_id != here.boot_id:
-        return Life.GONE
+        return Life.GONE if silent_s > REBOOTED_AGE_S else Life.UNKNOWN
     if writer.boot_id == here.boot_id and writer.pid_namespace == here.pid_namespace and writer.pid_namespace:
         ticks = start_ticks(writer.pid)
         same = ticks != 0 and (writer.start_ticks in (0, ticks)) and not _is_zombie(writer.pid)

@@ -78,7 +78,8 @@ class Adopt:
                 continue
             try:
                 more = self._look_at(stream_id, source, now_s) or more
-                self.problems.pop(source.folder, None)
+                if stream_id in self.sources:  # else what was told of its end stays
+                    self.problems.pop(source.folder, None)
             except FileNotFoundError:
                 self.sources.pop(stream_id, None)
             except IngestRefusedError as refusal:

@@ -41,6 +41,7 @@ _METRICS_CLASS = "metrics"
 # What a quota drops first: oldest spans, then files and generations, metrics last.
 _SHED_ORDER = ("span", "file", "generations", None)
 
+_ending = threading.Event()  # the interpreter is about to end
 _living: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -276,6 +277,8 @@ class Client:
         self._guard("span", lambda: self._append(RecordKind.SPAN, attributes.get("step"), values.body()))
 
     def _start_sender(self) -> None:
+        if _ending.is_set():
+            return  # a thread begun while the interpreter is taken apart never runs, and its starter waits for ever
         sender = Sender(self._address, self._lock)
         for writer in self._writers():
             sender.add(writer)
@@ -365,6 +368,7 @@ def _forget_parent() -> None:
 
 
 def _finish_all() -> None:
+    _ending.set()
     for client in list(_living):
         client._at_exit()  # noqa: SLF001 - same
 

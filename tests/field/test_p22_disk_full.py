@@ -18,7 +18,7 @@ from support.processes import wait_for
 from support.site import Site
 from support.trainer import Ledger, Trainer, counting_trainer, write_script
 
-# Logs ~1 KiB records until the disk is full and for two seconds more, waits for a word, logs 100 more.
+# Logs ~1 KiB records until the disk is full and for two seconds more, slowly until it gets a word, then 100 more.
 TRAINER = """
 import json, os, sys, time
 from verl_shipper_client import Client
@@ -51,6 +51,7 @@ while full_at_s is None or time.monotonic() - full_at_s < 2:
         time.sleep(0.001)
 open(full_path, "w").close()
 while not os.path.exists(go_path):
+    log()
     time.sleep(0.05)
 for _ in range(100):
     log()
@@ -97,18 +98,29 @@ def _check(site: Site, status: oracle.Status, trainer: Trainer) -> list[int]:
     return found
 
 
-def test_p22_a_full_disk_costs_counted_records_and_heals(site: Site, disk: Path) -> None:
+CAME = ["after the disk was full", "before, and was stopped"]
+
+
+@pytest.mark.parametrize("came", CAME)
+def test_p22_a_full_disk_costs_counted_records_and_heals(site: Site, disk: Path, came: str) -> None:
     site.spool = disk / "spool"
     daemon = Daemon(site, *site.file_backend())
 
-    with contextlib.closing(daemon), _trainer(site, disk) as (trainer, ledger):
-        wait_for((site.root / "full").exists, 60, "the disk is full")
-        before_go = ledger.last()
-        daemon.start()
-        wait_for(lambda: _free_bytes(disk) > 256 * 1024, 60, "the daemon took the records and space came back")
-        (site.root / "go").touch()
-        trainer.wait(timeout_s=30)
-        status = daemon.wait_settled(before_go, timeout_s=60)
+    with contextlib.closing(daemon):
+        if came.startswith("before"):
+            daemon.start()
+            daemon.pause()
+        with _trainer(site, disk) as (trainer, ledger):
+            wait_for((site.root / "full").exists, 60, "the disk is full")
+            before_go = ledger.last()
+            if came.startswith("before"):
+                daemon.resume()
+            else:
+                daemon.start()
+            wait_for(lambda: _free_bytes(disk) > 256 * 1024, 60, "the daemon took the records and space came back")
+            (site.root / "go").touch()
+            trainer.wait(timeout_s=30)
+            status = daemon.wait_settled(before_go, timeout_s=60)
 
     found = _check(site, status, trainer)
     kept_before = [value for value in found if value <= before_go]
@@ -118,16 +130,24 @@ def test_p22_a_full_disk_costs_counted_records_and_heals(site: Site, disk: Path)
     assert sum(run["dropped"].get("disk_full", 0) for run in status["backends"]["file"]["runs"].values()) > 0
 
 
-def test_p22_a_disk_full_run_that_is_killed_still_tells_its_losses(site: Site, disk: Path) -> None:
+@pytest.mark.parametrize("came", CAME)
+def test_p22_a_disk_full_run_that_is_killed_still_tells_its_losses(site: Site, disk: Path, came: str) -> None:
     """Sibling: the trainer never sees space again; it is killed while the disk is full."""
     site.spool = disk / "spool"
     daemon = Daemon(site, *site.file_backend())
 
-    with contextlib.closing(daemon), _trainer(site, disk) as (trainer, ledger):
-        wait_for((site.root / "full").exists, 60, "the disk is full")
-        trainer.kill()
+    with contextlib.closing(daemon):
+        if came.startswith("before"):
+            daemon.start()
+            daemon.pause()
+        with _trainer(site, disk) as (trainer, ledger):
+            wait_for((site.root / "full").exists, 60, "the disk is full")
+            trainer.kill()
         logged = len(ledger.values())
-        daemon.start()
+        if came.startswith("before"):
+            daemon.resume()
+        else:
+            daemon.start()
         status = daemon.wait_settled(logged, timeout_s=60)
 
     lines = oracle.read_lines(site.output("p22", "exp", "r1"))

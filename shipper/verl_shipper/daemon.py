@@ -6,15 +6,17 @@ The only file that knows everyone. One thread; file events come from watchdog's 
 when `until` says so, within STOP seconds whatever a tracker does.
 
 On failure: HeldError when another daemon is at work, ConfigError for places that cannot work; both before anything
-starts.
+starts. Once it runs, a chore that fails costs that chore its turn and is told; the daemon goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,6 +48,7 @@ log = logging.getLogger(__name__)
 
 TURN_S = 0.1
 MEND_S = 5.0
+QUIET_STATUS_S = 10.0  # notes that say nothing new are written so often, to show that we live
 FAIR_S = 0.5  # a flood at the socket keeps the lanes' supervision waiting at most so long
 
 
@@ -95,6 +98,8 @@ class Daemon:
         self._locks: list[Lock] = []
         self._watch = Watch(list(places.adopt))
         self._stopping = False
+        self._troubles: dict[str, str] = {}  # chores that failed the last time, and how
+        self._notes: dict[str, str] = {}
         self._settle_s = self._adopt_s = self._reclaim_s = self._status_s = self._mend_s = self._fair_s = 0.0
 
     def open(self) -> None:
@@ -113,6 +118,7 @@ class Daemon:
         try:
             self.listener.open()
         except (ConfigError, HeldError):
+            self.listener.close()
             self.ingest.close()
             self._release()
             raise
@@ -133,28 +139,34 @@ class Daemon:
 
     def turn(self) -> None:
         """One round of everything that is due."""
-        waiting = self.ingest.unsettled
-        more = self.listener.poll(SETTLE_S / 4 if waiting else TURN_S)
+        more = False
+
+        def listen() -> None:
+            nonlocal more
+            more = self.listener.poll(SETTLE_S / 4 if self.ingest.unsettled else TURN_S)
+
+        if not self._safely("listen", listen):
+            time.sleep(TURN_S)
         now_s = time.monotonic()
         if self.ingest.unsettled and now_s >= self._settle_s:
-            self.listener.acknowledge(self.ingest.settle())
+            self._safely("settle", self._settle)
             self._settle_s = time.monotonic() + SETTLE_S
         if now_s >= self._adopt_s or self._watch.take_news():
-            hungry = self.adopt.look(now_s)
-            self._adopt_s = now_s + (0.0 if hungry else ADOPT_POLL_S)
+            self._adopt_s = now_s + ADOPT_POLL_S
+            self._safely("adopt", lambda: self._adopt(now_s))
         if more and now_s < self._fair_s:
             return  # the socket first; everything below can wait, but not for ever
         self._fair_s = now_s + FAIR_S
-        self.supervisor.watch(now_s)
+        self._safely("lanes", lambda: self.supervisor.watch(now_s))
         if now_s >= self._reclaim_s:
             self._reclaim_s = now_s + RECLAIM_S
-            self._reclaim()
+            self._safely("reclaim", self._reclaim)
         if now_s >= self._mend_s:
             self._mend_s = now_s + MEND_S
-            self.listener.mend()
+            self._safely("mend", self.listener.mend)
         if now_s >= self._status_s:
             self._status_s = now_s + STATUS_S
-            self._write_status(state="running")
+            self._safely("status", lambda: self._write_status(state="running"))
 
     def drained(self) -> bool:
         """Whether folders, node spool and lanes hold nothing that is still to be delivered."""
@@ -164,14 +176,33 @@ class Daemon:
 
     def close(self) -> None:
         """Stop the lanes, settle, tell the writers, let go."""
-        self.supervisor.stop()
-        with contextlib.suppress(OSError):
-            self.listener.acknowledge(self.ingest.settle())
-        self._watch.stop()
-        self._write_status(state="stopped")
-        self.listener.close()
-        self.ingest.close()
+        self._safely("lanes", self.supervisor.stop)
+        self._safely("settle", self._settle)
+        self._safely("watch", self._watch.stop)
+        self._safely("status", lambda: self._write_status(state="stopped"))
+        self._safely("listen", self.listener.close)
+        self._safely("ingest", self.ingest.close)
         self._release()
+
+    def _safely(self, chore: str, act: Callable[[], None]) -> bool:
+        """Do a chore. A failure that nobody thought of is told, once until it changes; False then."""
+        try:
+            act()
+        except Exception as error:
+            how = f"{chore}: {type(error).__name__}: {error}"
+            if self._troubles.get(chore) != how:
+                log.exception("%s failed; going on", chore)
+            self._troubles[chore] = how
+            return False
+        self._troubles.pop(chore, None)
+        return True
+
+    def _settle(self) -> None:
+        self.listener.acknowledge(self.ingest.settle())
+
+    def _adopt(self, now_s: float) -> None:
+        if self.adopt.look(now_s):
+            self._adopt_s = now_s  # there is more: again at once
 
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A lane's settings; a backend that guards the making of runs does it below our state."""
@@ -184,7 +215,9 @@ class Daemon:
         try:
             os.makedirs(root, 0o700, exist_ok=True)
             self._locks.append(Lock.take(os.path.join(root, "daemon.lock"), f"spool {root}"))
-        except PermissionError as error:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
             log.warning("spool %s cannot be written (%s): it is read only", root, error.strerror)
 
     def _release(self) -> None:
@@ -222,9 +255,18 @@ class Daemon:
             "unheard_sources": self.adopt.unheard_count,
             "rejected_messages": self.listener.rejected_messages,
             "settled": not self.ingest.unsettled and self.adopt.settled(),
-            "problems": sorted(set(self.adopt.problems.values())),
+            "problems": self._problems(),
         }
-        self.ingest.write_notes({key: json.dumps(value) for key, value in notes.items()})
+        lines = {key: json.dumps(value) for key, value in notes.items()}
+        changed = {key: line for key, line in lines.items() if self._notes.get(key) != line}
+        age_ns = notes["updated_ns"] - int(self._notes.get("updated_ns", 0))
+        if changed.keys() - {"updated_ns"} or age_ns > QUIET_STATUS_S * 1e9:  # an idle daemon leaves the disk alone
+            self.ingest.write_notes(changed)
+            self._notes = lines
+
+    def _problems(self) -> list[str]:
+        found = {*self.adopt.problems.values(), *self.ingest.broken.values(), *self._troubles.values()}
+        return sorted(found | {*self.supervisor.troubles()} | ({self.ingest.trouble} - {""}))
 
 
 @contextlib.contextmanager
@@ -232,9 +274,10 @@ def _at_place(path: str, option: str) -> Iterator[None]:
     """Says which folder cannot be used, and by what to choose another."""
     try:
         yield
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigError(
-            f"cannot work in {path}: {error.strerror or error}", where=option, hint="choose a folder that you may write"
+            f"cannot work in {path}: {why}", where=option, hint="choose a folder that you may write"
         ) from error
 
 
@@ -243,8 +286,11 @@ def _safe_offsets(path: str) -> dict[str, int]:
     db = open_store_read_only(path)
     if db is None:
         return {}
-    with contextlib.closing(db):
-        return dict(db.execute("SELECT stream_id, safe_offset FROM cursors"))
+    try:
+        with contextlib.closing(db):
+            return dict(db.execute("SELECT stream_id, safe_offset FROM cursors"))
+    except sqlite3.Error:
+        return {}
 
 
 @contextlib.contextmanager

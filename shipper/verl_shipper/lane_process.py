@@ -14,12 +14,14 @@ import logging
 import os
 import select
 import signal
+import sqlite3
 import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from verl_shipper.backends import load_backend
+from verl_shipper.backends.base import Backend
 from verl_shipper.errors import HeldError, ShipperError
 from verl_shipper.lane import HungUploadError, Lane
 from verl_shipper.lane_store import LaneStore
@@ -46,7 +48,7 @@ class LaneOrder:
     log_level: str
 
     def to_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return json.dumps(asdict(self), default=str).encode() + b"\n"
 
 
 def store_path(state_dir: str, backend: str) -> str:
@@ -69,15 +71,28 @@ def main() -> int:
         return error.exit_code
     if lock is None:
         return 0
-    lane = Lane(backend_class, order.settings, order.spool_dir, LaneStore(store_path(order.state_dir, order.backend)))
+    os._exit(_run(order, backend_class))  # at once: a thread that hangs must not keep us
+
+
+def _run(order: LaneOrder, backend_class: type[Backend]) -> int:
+    """Turn the lane to its end; returns the exit code."""
+    code = 0
     try:
+        store = LaneStore(store_path(order.state_dir, order.backend))
+        lane = Lane(backend_class, order.settings, order.spool_dir, store)
         _turn(lane, order.beat_fd)
+        lane.close(STOP_GRACE_S)
     except HungUploadError as error:
         log.error("%s; starting the lane again", error)  # noqa: TRY400 - same
-        os._exit(EXIT_HUNG)  # threads that hang can not be ended otherwise
-    lane.close(STOP_GRACE_S)
+        code = EXIT_HUNG
+    except sqlite3.Error as error:
+        log.error("the lane's state takes nothing: %s; starting the lane again", error)  # noqa: TRY400 - same
+        code = 1
+    except Exception:
+        log.exception("starting the lane again")
+        code = 1
     logging.shutdown()
-    os._exit(0)  # a thread that hangs must not keep us
+    return code
 
 
 def _take_lock(order: LaneOrder) -> Lock | None:

@@ -8,6 +8,7 @@ nothing: its outbox and cursors are on disk.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -39,6 +40,7 @@ class Child:
     started_s: float = 0.0
     start_at_s: float = 0.0
     deaths: int = 0
+    trouble: str = ""  # how it ended the last time, until it has lived long enough to be forgiven
 
 
 @dataclass(slots=True)
@@ -64,13 +66,19 @@ class Supervisor:
             code = child.process.poll()
             if code is not None:
                 self._bury(child, now_s, f"ended with code {code}")
+            elif child.trouble and now_s - child.started_s > HEALTHY_S:
+                child.trouble = ""
             elif now_s - child.beat_at_s > SILENT_S:
-                child.process.kill()
-                child.process.wait()
-                self._bury(child, now_s, f"did not answer for {SILENT_S:g} s and was killed")
+                log.warning("lane %s did not answer for %g s and is killed", child.backend, SILENT_S)
+                child.process.kill()  # buried when it is gone: a process inside a dead disk may take its time
+                child.beat_at_s = now_s
 
     def pids(self) -> dict[str, int]:
         return {name: child.process.pid for name, child in self.children.items() if child.process is not None}
+
+    def troubles(self) -> list[str]:
+        """Lanes that do not stay alive, for `status`."""
+        return [child.trouble for child in self.children.values() if child.trouble]
 
     def stop(self) -> None:
         """Ask all lanes to end; kill what does not within STOP_S."""
@@ -87,14 +95,18 @@ class Supervisor:
             try:
                 child.process.wait(max(deadline_s - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+                _end(child.process)
             os.close(child.beat_fd)
             child.process = None
 
     def _start(self, child: Child, now_s: float) -> None:
-        read_fd, write_fd = os.pipe()
+        try:
+            read_fd, write_fd = os.pipe()
+        except OSError as error:
+            self._wait(child, now_s, f"cannot start: {error}")
+            return
         os.set_blocking(read_fd, False)
+        process = None
         order = LaneOrder(child.backend, child.settings, self.state_dir, self.spool_dir, write_fd, self.log_level)
         try:
             # A session of its own: a Ctrl-C at the terminal reaches the daemon, which stops its lanes in order.
@@ -109,6 +121,8 @@ class Supervisor:
             process.stdin.flush()
         except OSError as error:
             os.close(read_fd)
+            if process is not None:
+                _end(process)
             self._wait(child, now_s, f"cannot start: {error}")
             return
         finally:
@@ -141,4 +155,15 @@ class Supervisor:
         child.deaths += 1
         pause_s = delay_s(child.deaths, random.random())  # noqa: S311 - jitter
         child.start_at_s = now_s + pause_s
+        child.trouble = f"lane {child.backend} {how}, {child.deaths} times"
         log.warning("lane %s %s; starting it again in %.1f s", child.backend, how, pause_s)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and do not wait for ever for one that even that does not end."""
+    process.kill()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)

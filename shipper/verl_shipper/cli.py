@@ -35,6 +35,10 @@ class _Group(click.Group):
         except BrokenPipeError:  # `verl-shipper cat … | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(0)
+        except OSError as error:
+            place = f" [{error.filename}]" if error.filename else ""
+            click.echo(f"verl-shipper: {error.strerror or error}{place}", err=True)
+            ctx.exit(ShipperError.exit_code)
 
 
 @click.group(cls=_Group, context_settings=_CONTEXT)

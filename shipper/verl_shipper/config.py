@@ -29,6 +29,7 @@ SETTLE_S = 0.1  # acknowledgements wait at most so long for company in one fsync
 STATUS_S = 2.0  # how often the daemon writes down what `status` shows of itself
 RECLAIM_S = 5.0
 DRAIN_S = 60.0
+MISSING = "???"  # OmegaConf's word for a value that somebody still has to give
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 _KEYS = (
@@ -72,7 +73,7 @@ def load_config(
         )
     level = str(values.get("log_level") or "WARNING").upper()
     if level not in LOG_LEVELS:
-        raise ConfigError(f"log_level {level!r} is none of {', '.join(LOG_LEVELS)}", where=source)
+        raise ConfigError(f"log_level is {level!r}", where=source, hint=f"it may be {', '.join(LOG_LEVELS)}")
     return Config(
         backends=chosen,
         spool_dir=_text(values, "spool_dir", source),
@@ -104,6 +105,7 @@ def check_backends(config: Config) -> None:
 
 
 def _merged(path: str | None, overrides: Sequence[str]) -> dict[str, Any]:
+    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -116,9 +118,13 @@ def _merged(path: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         merged = OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(list(overrides)))
         values = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ConfigError(f"configuration cannot be resolved: {first}", where=path or "--set") from error
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"configuration cannot be resolved: {first}",
+            where=path or "--set",
+            hint="check the values with ${...}, brackets and anchors",
+        ) from error
     assert isinstance(values, dict), "merged maps are a map"
     return {str(key): value for key, value in values.items()}
 
@@ -139,7 +145,11 @@ def _read(path: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"the file holds a {type(content).__name__}, not a map of keys", where=path)
+        raise ConfigError(
+            f"the file holds a {type(content).__name__}, not a map of keys",
+            where=path,
+            hint="write for example backends: {file: {dir: ./records}}",
+        )
     return content
 
 
@@ -160,10 +170,7 @@ def _chosen(values: Mapping[str, Any], named: Sequence[str], source: str) -> dic
         raise ConfigError(
             "`backends` is not a map of names", where=source, hint="write backends: {file: {dir: ./records}}"
         )
-    trainer = values.get("trainer") if isinstance(values.get("trainer"), dict) else {}
-    logger = trainer.get("logger") if isinstance(trainer, dict) else None
-    listed = [part.strip() for part in logger.split(",")] if isinstance(logger, str) else list(logger or [])
-    names = list(named) or [str(name) for name in sections] or [str(name) for name in listed if name != "shipper"]
+    names = list(named) or [str(name) for name in sections] or _loggers(values, source)
     known = known_names()
     chosen = {}
     for name in [*names, *map(str, sections)]:
@@ -177,17 +184,36 @@ def _chosen(values: Mapping[str, Any], named: Sequence[str], source: str) -> dic
     for name in names:
         section = sections.get(name) or {}
         if not isinstance(section, dict):
-            raise ConfigError(f"`backends.{name}` is not a map of settings", where=source)
+            raise ConfigError(
+                f"`backends.{name}` is not a map of settings", where=source, hint=f"write backends: {{{name}: {{}}}}"
+            )
+        for key, value in section.items():
+            if value == MISSING:
+                raise ConfigError(f"`backends.{name}.{key}` has no value yet", where=source, hint="set it with --set")
         if section.get("enabled", True) is not False:
             chosen[name] = {str(key): value for key, value in section.items() if key != "enabled"}
     return chosen
+
+
+def _loggers(values: Mapping[str, Any], source: str) -> list[str]:
+    """Backends that the trainer's own list names."""
+    trainer = values.get("trainer")
+    logger = trainer.get("logger") if isinstance(trainer, dict) else None
+    listed = [part.strip() for part in logger.split(",")] if isinstance(logger, str) else logger or []
+    if not isinstance(listed, list):
+        raise ConfigError(
+            f"`trainer.logger` is a {type(logger).__name__}, not a list of names",
+            where=source,
+            hint='write trainer: {logger: ["console", "shipper"]}',
+        )
+    return [str(name) for name in listed if name != "shipper"]
 
 
 def _text(values: Mapping[str, Any], key: str, source: str) -> str | None:
     value = values.get(key)
     if value is None or isinstance(value, str):
         return value or None
-    raise ConfigError(f"`{key}` is a {type(value).__name__}, not text", where=source)
+    raise ConfigError(f"`{key}` is a {type(value).__name__}, not text", where=source, hint=f"write {key}: /some/place")
 
 
 def _texts(values: Mapping[str, Any], key: str, source: str) -> tuple[str, ...]:
@@ -195,11 +221,13 @@ def _texts(values: Mapping[str, Any], key: str, source: str) -> tuple[str, ...]:
     value = [value] if isinstance(value, str) else value
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(os.path.expanduser(item) for item in value)
-    raise ConfigError(f"`{key}` is not a list of folders", where=source)
+    raise ConfigError(f"`{key}` is not a list of folders", where=source, hint=f"write {key}: [/some/folder]")
 
 
 def _count(values: Mapping[str, Any], key: str, default: int, source: str) -> int:
     value = values.get(key, default)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    raise ConfigError(f"`{key}` is {value!r}, not a whole number above 0", where=source)
+    raise ConfigError(
+        f"`{key}` is {value!r}, not a whole number above 0", where=source, hint=f"write for example {key}: {default}"
+    )

@@ -170,7 +170,7 @@ class Daemon:
 
     def drained(self) -> bool:
         """Whether folders, node spool and lanes hold nothing that is still to be delivered."""
-        if self.ingest.unsettled or not self.adopt.settled():
+        if self.ingest.unsettled or self.ingest.trouble or not self.adopt.settled():
             return False
         return status.report(self.places.state_dir, self.config.backends).pending == 0
 

@@ -40,9 +40,8 @@ def letters(state_dir: str) -> list[Letter]:
         with _opened(path) as db:
             rows = db.execute("SELECT letter_id, run_id, item, reason, time_ns, wanted FROM dead_letters").fetchall()
         for letter_id, run_id, item, reason, time_ns, wanted in rows:
-            record = decode_record(msgpack.unpackb(item)[0][3])
-            kind = KIND_NAME[record.kind]
-            found.append(Letter(backend, letter_id, run_id, kind, record.step, reason, time_ns, wanted))
+            kind, step = _described(item)
+            found.append(Letter(backend, letter_id, run_id, kind, step, reason, time_ns, wanted))
     return sorted(found, key=lambda letter: letter.time_ns)
 
 
@@ -64,6 +63,15 @@ def want(state_dir: str, what: str, backend: str | None, letter_ids: Sequence[in
         with _opened(path) as db:
             count += db.execute(sql, [what, *values]).rowcount
     return count
+
+
+def _described(item: bytes) -> tuple[str, int | None]:
+    """Kind and step of a kept record; one that cannot be read is listed all the same."""
+    try:
+        record = decode_record(msgpack.unpackb(item)[0][3])
+    except Exception:  # noqa: BLE001 - damage may look like anything
+        return "unreadable", None
+    return KIND_NAME[record.kind], record.step
 
 
 def _lanes(state_dir: str) -> list[tuple[str, str]]:

@@ -109,6 +109,14 @@ class Report:
         return {"daemon": self.daemon, "runs": runs_json, "backends": backends}
 
 
+@dataclass(frozen=True, slots=True)
+class _Logged:
+    """What ingest knows of one stream."""
+
+    run_id: str
+    ordinal_next: int
+
+
 def report(state_dir: str, backends: Iterable[str] | None = None) -> Report:
     """The present account. `backends`: only these (default: all that ever had a lane here)."""
     found = Report()
@@ -121,30 +129,35 @@ def report(state_dir: str, backends: Iterable[str] | None = None) -> Report:
     return found
 
 
-def _read_daemon(path: str, found: Report) -> dict[str, int]:
-    """Records logged by run; names and notes go into the report."""
-    logged: dict[str, int] = {}
+def _read_daemon(path: str, found: Report) -> dict[str, _Logged]:
+    """Records logged by stream; names and notes go into the report."""
+    logged: dict[str, _Logged] = {}
     db = open_store_read_only(path)
     if db is None:
         return logged
     try:
-        for run_id, header_bytes, ordinal_next in db.execute("SELECT run_id, header, ordinal_next FROM streams"):
+        rows = db.execute("SELECT stream_id, run_id, header, ordinal_next FROM streams")
+        for stream_id, run_id, header_bytes, ordinal_next in rows:
+            logged[stream_id] = _Logged(run_id, ordinal_next)
             header = decode_header(header_bytes)
-            logged[run_id] = logged.get(run_id, 0) + ordinal_next
             known = found.runs.get(run_id)
             if known is None or header.created_ns < known.created_ns:
                 found.runs[run_id] = RunName(header.project, header.experiment, header.created_ns)
         for key, value in db.execute("SELECT key, value FROM notes"):
             found.daemon[key] = json.loads(value)
-    except sqlite3.Error as error:
-        found.daemon["state_error"] = str(error)
+    except Exception as error:  # noqa: BLE001 - damage may look like anything; what was read before it counts
+        found.daemon["state_error"] = f"{type(error).__name__}: {error}"
     finally:
         db.close()
     return logged
 
 
-def _read_lane(path: str, logged: dict[str, int], runs: dict[str, RunName]) -> dict[str, Account]:
-    accounts = {run_id: Account(logged=count, pending=count) for run_id, count in logged.items()}
+def _read_lane(path: str, logged: dict[str, _Logged], runs: dict[str, RunName]) -> dict[str, Account]:
+    accounts: dict[str, Account] = {}
+    for stream in logged.values():
+        account = accounts.setdefault(stream.run_id, Account())
+        account.logged += stream.ordinal_next
+        account.pending += stream.ordinal_next
     now_ns = time.time_ns()
     for run_id, account in accounts.items():  # until something is delivered, the run itself is what waits
         account.lag_s = max(now_ns - runs[run_id].created_ns, 0) / 1e9 if run_id in runs else 0.0
@@ -153,26 +166,25 @@ def _read_lane(path: str, logged: dict[str, int], runs: dict[str, RunName]) -> d
         return accounts
     try:
         db.execute("BEGIN")  # one snapshot of all tables
-        _add_cursors(db, accounts)
+        _add_cursors(db, accounts, logged)
         _add_tallies(db, accounts)
-    except sqlite3.Error as error:
+    except Exception as error:  # noqa: BLE001 - damage may look like anything; what was read before it counts
         for account in accounts.values():
-            account.last_error = f"lane state: {error}"
+            account.last_error = f"lane state: {type(error).__name__}: {error}"
     finally:
         db.close()
     return accounts
 
 
-def _add_cursors(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
-    taken: Counter[str] = Counter()
-    for run_id, ordinal, dropped in db.execute("SELECT run_id, ordinal, dropped FROM cursors"):
+def _add_cursors(db: sqlite3.Connection, accounts: dict[str, Account], logged: dict[str, _Logged]) -> None:
+    for stream_id, run_id, ordinal, dropped in db.execute("SELECT stream_id, run_id, ordinal, dropped FROM cursors"):
         account = accounts.setdefault(run_id, Account())
-        taken[run_id] += ordinal
-        account.dropped.update(msgpack.unpackb(dropped))
-    for run_id, count in taken.items():
+        known = logged.get(stream_id)
+        written_down = known.ordinal_next if known else 0
         # A lane may be a moment ahead of what ingest has written down.
-        accounts[run_id].logged = max(accounts[run_id].logged, count)
-        accounts[run_id].pending = accounts[run_id].logged - count
+        account.logged += max(ordinal - written_down, 0)
+        account.pending -= min(ordinal, written_down)
+        account.dropped.update(msgpack.unpackb(dropped))
     for run_id, count in db.execute("SELECT run_id, sum(count) FROM outbox GROUP BY run_id"):
         accounts.setdefault(run_id, Account()).pending += count
 

@@ -32,9 +32,9 @@ FORWARD_GRACE_S = 10.0  # a command that was told to end has so long before it i
 def serve(config: Config) -> int:
     """Run the daemon until a signal."""
     check_backends(config)
-    with opened(config, places_of(config)) as daemon, _signals(lambda _number: daemon.stop()):
+    with _told_to_end() as told, opened(config, places_of(config)) as daemon:
         _say_ready(daemon)
-        daemon.run()
+        daemon.run(until=told)
     return 0
 
 
@@ -42,7 +42,7 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> in
     """Run a command with the daemon beside it. Returns the command's exit code (128 + n for signal n)."""
     check_backends(config)
     places = places_of(config)
-    with opened(config, places) as daemon:
+    with _told_to_end() as told, opened(config, places) as daemon:
         _say_ready(daemon)
         environment = os.environ | {SPOOL_VARIABLE: places.spool_dir}
         if daemon.listener.addresses:
@@ -61,10 +61,12 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> in
                 process.send_signal(number)
 
         with _signals(forward):
+            if told():  # before there was anybody to tell
+                forward(signal.SIGTERM)
             daemon.run(until=lambda: _ended(process, told_s[0]))
         code = process.returncode
-        with _signals(lambda _number: daemon.stop()):
-            _drain(daemon, drain_timeout_s)
+        if not told():
+            _drain(daemon, drain_timeout_s, told)
         _say_remaining(daemon)
     return code if code >= 0 else 128 - code
 
@@ -79,9 +81,11 @@ def flush(config: Config, folders: Sequence[str], patience_s: float, on_turn: Ca
     places = _flush_places(config, folders) if folders else replace(places_of(config), listen=())
     pace = _Pace(patience_s)
     try:
-        with opened(config, places) as daemon, _signals(lambda _number: daemon.stop()):
+        with _told_to_end() as told, opened(config, places) as daemon:
 
             def finished() -> bool:
+                if told():
+                    return True
                 if not pace.due():
                     return False
                 report = status.report(places.state_dir, config.backends)
@@ -124,13 +128,8 @@ class _Pace:
 
 def _follow(state_dir: str, pace: _Pace, on_turn: Callable[[status.Report], None]) -> int:
     """A daemon is at work on it already: look on until it is done."""
-    stopped = [False]
-
-    def stop(_number: int) -> None:
-        stopped[0] = True
-
-    with _signals(stop):
-        while not stopped[0]:
+    with _told_to_end() as told:
+        while not told():
             report = status.report(state_dir)
             on_turn(report)
             settled = report.daemon.get("settled", False) and report.pending == 0
@@ -158,7 +157,7 @@ def _ended(process: subprocess.Popen[bytes], told_s: float) -> bool:
     return False
 
 
-def _drain(daemon: Daemon, timeout_s: float) -> None:
+def _drain(daemon: Daemon, timeout_s: float, told: Callable[[], bool]) -> None:
     """Go on until everything is delivered, time is over, or only an operator could help."""
     deadline_s = time.monotonic() + timeout_s
     daemon.adopt.look(time.monotonic())
@@ -167,8 +166,8 @@ def _drain(daemon: Daemon, timeout_s: float) -> None:
     def finished() -> bool:
         nonlocal look_s
         now_s = time.monotonic()
-        if now_s < look_s:
-            return False
+        if told() or now_s < look_s:
+            return told()
         look_s = now_s + 0.1
         daemon.adopt.look(now_s)
         return now_s >= deadline_s or daemon.drained() or _only_parked(daemon)
@@ -219,6 +218,15 @@ def _signals(act: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or SIGINT came since the block began. Begins before the daemon and ends behind it: a signal in
+    the middle of its start or its end is heard, and leaves nothing half done."""
+    came: list[int] = []
+    with _signals(came.append):
+        yield lambda: bool(came)
 
 
 def with_places(config: Config, state_dir: str | None, socket: str | None, adopt: Sequence[str]) -> Config:

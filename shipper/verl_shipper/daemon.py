@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 TURN_S = 0.1
 MEND_S = 5.0
 QUIET_STATUS_S = 10.0  # notes that say nothing new are written so often, to show that we live
+# A folder that answers so can be read all the same.
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 FAIR_S = 0.5  # a flood at the socket keeps the lanes' supervision waiting at most so long
 
 
@@ -96,6 +98,7 @@ class Daemon:
         self.listener = Listener(self.ingest, list(places.listen), must_listen=places.must_listen)
         self.supervisor = Supervisor(places.state_dir, self.ingest.spool_dir, config.log_level)
         self._locks: list[Lock] = []
+        self._unheld: set[str] = set()  # folders read without a lock, since nothing can be written there
         self._watch = Watch(list(places.adopt))
         self._stopping = False
         self._troubles: dict[str, str] = {}  # chores that failed the last time, and how
@@ -163,7 +166,7 @@ class Daemon:
             self._safely("reclaim", self._reclaim)
         if now_s >= self._mend_s:
             self._mend_s = now_s + MEND_S
-            self._safely("mend", self.listener.mend)
+            self._safely("mend", self._mend)
         if now_s >= self._status_s:
             self._status_s = now_s + STATUS_S
             self._safely("status", lambda: self._write_status(state="running"))
@@ -211,14 +214,28 @@ class Daemon:
         return dict(settings)
 
     def _hold_root(self, root: str) -> None:
-        """One daemon per spool folder. A folder we may not write can only be read, and needs no lock."""
+        """One daemon per spool folder. A folder we cannot write in can still be read; it is held once it can be."""
         try:
             os.makedirs(root, 0o700, exist_ok=True)
             self._locks.append(Lock.take(os.path.join(root, "daemon.lock"), f"spool {root}"))
+            self._unheld.discard(root)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if error.errno not in UNWRITABLE:
                 raise
-            log.warning("spool %s cannot be written (%s): it is read only", root, error.strerror)
+            if root not in self._unheld:
+                log.warning("spool %s cannot be written (%s): it is only read", root, error.strerror)
+            self._unheld.add(root)
+
+    def _mend(self) -> None:
+        """Bind sockets that went away, hold folders that could not be held."""
+        self.listener.mend()
+        for root in sorted(self._unheld):
+            try:
+                self._hold_root(root)
+            except HeldError as error:
+                log.warning("%s; leaving that spool to it", error.what)
+                self.adopt.roots.remove(root)
+                self._unheld.discard(root)
 
     def _release(self) -> None:
         for lock in self._locks:
@@ -244,7 +261,7 @@ class Daemon:
             "state": state,
             "pid": os.getpid(),
             "updated_ns": time.time_ns(),
-            "socket": list(self.listener.addresses),
+            "socket": self.listener.bound,
             "adopt": list(self.places.adopt),
             "backends": list(self.config.backends),
             "lane_pids": self.supervisor.pids(),

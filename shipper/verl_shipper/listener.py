@@ -49,7 +49,13 @@ class Listener:
     _sockets: dict[str, zmq.Socket[bytes]] = field(default_factory=dict)
     _locks: dict[str, Lock] = field(default_factory=dict)
     _inodes: dict[str, int] = field(default_factory=dict)
+    _absent: set[str] = field(default_factory=set)  # could not be bound the last time, and that was told
     _peers: dict[str, tuple[str, bytes]] = field(default_factory=dict)  # stream id → (address, routing id)
+
+    @property
+    def bound(self) -> list[str]:
+        """Addresses that really listen at the moment."""
+        return [address for address in self.addresses if address in self._sockets]
 
     def open(self) -> None:
         self._context = zmq.Context()
@@ -61,7 +67,7 @@ class Listener:
                 if self.must_listen and index == 0:
                     raise
                 log.warning("%s; writers there are read from disk", error.what)
-                self.addresses.remove(address)
+                self._absent.add(address)
 
     def _hold(self, address: str) -> None:
         path = ipc_path(address)
@@ -110,15 +116,25 @@ class Listener:
                 present = False
             if present:
                 continue
-            log.warning("socket %s was removed; binding it again", path)
+            if address not in self._absent:
+                log.warning("socket %s was removed; binding it again", path)
             try:
-                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-                self._locks[address].renew()  # before the old socket goes: its end removes whatever has its name
-                if address in self._sockets:
-                    self._sockets.pop(address).close(linger=0)
-                self._bind(address)
+                self._bind_again(address, path)
+                self._absent.discard(address)
             except (OSError, ShipperError) as error:
-                log.warning("socket %s: %s; writers are read from disk meanwhile", path, error)
+                if address not in self._absent:
+                    log.warning("socket %s: %s; writers are read from disk meanwhile", path, error)
+                self._absent.add(address)
+
+    def _bind_again(self, address: str, path: str) -> None:
+        if address in self._locks:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            self._locks[address].renew()  # before the old socket goes: its end removes whatever has its name
+        else:
+            self._hold(address)
+        if address in self._sockets:
+            self._sockets.pop(address).close(linger=0)
+        self._bind(address)
 
     def close(self) -> None:
         for address, socket in self._sockets.items():

@@ -6,6 +6,7 @@ Must not know: what is guarded. On failure: HeldError naming the holder; OSError
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -54,6 +55,7 @@ def _acquire(path: str, what: str) -> int:
         if error.errno in (errno.ENOLCK, errno.ENOTSUP):
             return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # a file system without locks: nothing can be held there
         raise
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk has no room for a number; the lock holds without
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd

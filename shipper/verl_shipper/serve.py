@@ -45,8 +45,8 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> in
     with _told_to_end() as told, opened(config, places) as daemon:
         _say_ready(daemon)
         environment = os.environ | {SPOOL_VARIABLE: places.spool_dir}
-        if daemon.listener.addresses:
-            environment[SOCKET_VARIABLE] = daemon.listener.addresses[0]
+        if daemon.listener.bound:
+            environment[SOCKET_VARIABLE] = daemon.listener.bound[0]
         try:
             process = subprocess.Popen(list(command), env=environment)
         except OSError as error:
@@ -185,7 +185,7 @@ def _only_parked(daemon: Daemon) -> bool:
 
 
 def _say_ready(daemon: Daemon) -> None:
-    where = ", ".join(daemon.listener.addresses or daemon.places.adopt)
+    where = ", ".join(daemon.listener.bound or daemon.places.adopt)
     names = ", ".join(daemon.config.backends)
     _say(f"verl-shipper: ready on {where}; delivering to {names}; state in {daemon.places.state_dir}")
 

@@ -28,6 +28,8 @@ SEGMENT_NAME = re.compile(r"^([0-9a-f]{16})-([0-9a-f]{16})\.seg$")
 
 # 8 MiB: small enough that a quota or an acknowledgement frees space soon, large enough that a roll is rare.
 SEGMENT_BYTES_MAX = 8 * 1024 * 1024
+SEGMENT_BYTES_MIN = 64 * 1024
+DISK_PARTS = 16  # a segment is at most this part of the disk it lies on
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,6 +39,18 @@ class Segment:
     first_offset: int
     first_ordinal: int
     path: str
+
+
+def segment_bytes_for(folder: str, wanted: int) -> int:
+    """Size of a segment on the file system of `folder`: at most `wanted`, and a small part of a small disk.
+
+    Only whole segments can be given back, so a disk that one segment fills could never be freed by what is delivered.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return wanted
+    return min(wanted, max(found.f_blocks * found.f_frsize // DISK_PARTS, SEGMENT_BYTES_MIN))
 
 
 def segment_name(first_offset: int, first_ordinal: int) -> str:

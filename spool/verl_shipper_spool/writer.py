@@ -38,7 +38,7 @@ from verl_shipper_spool.frame import (
 from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, encode_header
 from verl_shipper_spool.loss_journal import BALLAST_BYTES, LossJournal
 from verl_shipper_spool.record import Loss, encode_loss
-from verl_shipper_spool.segment import SEGMENT_BYTES_MAX, segment_name
+from verl_shipper_spool.segment import SEGMENT_BYTES_MAX, segment_bytes_for, segment_name
 
 REOPEN_PAUSE_S = 1.0  # a spool that cannot be opened is tried again this often, not at every record
 ROLL_RETRY_BYTES = 64 * 1024  # when no new segment can be made, the old one goes on for so long
@@ -312,6 +312,7 @@ class StreamWriter:
         except OSError as error:
             self._note(error)
         fd = self._files.create(path)
+        self._segment_bytes_max = segment_bytes_for(self.folder, self._segment_bytes_max)
         self._opened = True
         return fd
 

@@ -303,7 +303,7 @@ def test_a_place_that_cannot_be_is_fatal_only_when_it_was_asked_for(
             listener.open()
     else:
         listener.open()
-        assert listener.addresses == []
+        assert listener.bound == []
         assert not listener.poll(0.0)
     listener.close()
 

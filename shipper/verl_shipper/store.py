@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from urllib.parse import quote
 
+from verl_shipper_spool.files import FILE_MODE
+
 log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 10.0
@@ -81,6 +83,9 @@ def _is_damage(error: sqlite3.DatabaseError) -> bool:
 
 
 def _open(path: str, schema: str) -> sqlite3.Connection:
+    # SQLite gives its companions (-wal, -shm) the mode of the file, so that must be private before anything is in it.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+    os.chmod(path, FILE_MODE)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -89,7 +94,6 @@ def _open(path: str, schema: str) -> sqlite3.Connection:
         if check is None or check[0] != "ok":
             raise sqlite3.DatabaseError(f"quick_check: {check}")
         connection.executescript(schema)
-        os.chmod(path, 0o600)
     except sqlite3.Error:
         connection.close()
         raise

@@ -27,9 +27,9 @@ MORE = """
 import sys
 from verl_shipper_client import Client
 
-first = int(sys.argv[1])
+project, first = sys.argv[1], int(sys.argv[2])
 for run_id in ("r1", "r2", "r3"):
-    with Client("field", "exp", run_id=run_id) as client:
+    with Client(project, "exp", run_id=run_id) as client:
         for step in range(first, first + 10):
             client.log({"n": float(step)}, step=step)
 """
@@ -158,23 +158,29 @@ def _databases(folder: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize("leave_journal", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("how", "damages"),
+    [
+        ("stopped", ["0 bytes", "garbage", "a directory", "removed"]),
+        ("killed", ["4096 NULs", "cut in half", "0 bytes", "removed"]),
+    ],
+    ids=["stopped", "killed"],
+)
 def test_p21_a_damaged_state_file_loses_nothing_and_repeats_nothing(
-    site: Site, mlflow_server: MlflowServer, leave_journal: bool
+    site: Site, mlflow_server: MlflowServer, how: str, damages: list[str]
 ) -> None:
-    """Every damage in turn, behind a clean stop, and behind a kill, when SQLite's own journals are still there."""
+    """One damage after the other, behind clean stops, and behind kills, when SQLite's own journals are still there."""
     tracking = site.mlflow_backend(mlflow_server.uri)
-    project = "field"
-    shutil.rmtree(site.spool, ignore_errors=True)
+    project = f"p21-{time.time_ns()}"
     for run_id in RUNS:
-        build_stream(site.spool, run_id, records_per_segment=300)
+        build_stream(site.spool, run_id, project=project, records_per_segment=300)
     with Daemon(site, *site.file_backend(), *tracking) as daemon:
         logged = 300 * len(RUNS)
         daemon.wait_settled(logged)
         expected = list(range(298))
 
-        for number, damage in enumerate(STATE_DAMAGES):
-            if leave_journal:
+        for number, damage in enumerate(damages):
+            if how == "killed":
                 daemon.kill()
             else:
                 daemon.stop()
@@ -185,27 +191,27 @@ def test_p21_a_damaged_state_file_loses_nothing_and_repeats_nothing(
 
             daemon.start()
             first = 1000 * (number + 1)
-            run_script(site, MORE, first)
+            run_script(site, MORE, project, first)
             expected += range(first, first + 10)
             for run_id in RUNS:
-                _wait_values(site, run_id, expected, damage)
+                _wait_values(site.output(project, "exp", run_id), expected, damage)
         status = daemon.wait_settled(len(RUNS) * 10)
 
     oracle.assert_law(status, pending=0)
     for run_id in RUNS:
         lines = oracle.read_lines(site.output(project, "exp", run_id))
         oracle.assert_once_in_order(lines)
-        run = oracle.mlflow_run(mlflow_server.uri, project, f"{run_id}", "n")
+        run = oracle.mlflow_run(mlflow_server.uri, project, run_id, "n")
         oracle.assert_exactly(run.history("n"), [(n, float(n)) for n in expected], f"mlflow {run_id}")
 
 
-def _wait_values(site: Site, run_id: str, expected: list[int], damage: str) -> None:
+def _wait_values(output: Path, expected: list[int], damage: str) -> None:
     def so_far() -> list[int]:
-        lines = oracle.complete_lines(site.output("field", "exp", run_id))
+        lines = oracle.complete_lines(output)
         return [int(value) for _, value in oracle.values(lines, "n")]
 
-    wait_for(lambda: len(so_far()) >= len(expected), 60, f"{run_id} is complete after {damage}")
-    assert so_far() == expected, f"{run_id} after {damage}"
+    wait_for(lambda: len(so_far()) >= len(expected), 60, f"{output.name} is complete after {damage}")
+    assert so_far() == expected, f"{output.name} after {damage}"
 
 
 def test_flush_after_the_state_was_lost_repeats_nothing(site: Site, tmp_path: Path) -> None:

@@ -308,8 +308,8 @@ def test_the_status_in_the_readme_looks_like_the_real_one() -> None:
     from rich.console import Console
 
     waiting = Account(104, 40, pending=64, lag_s=9.0, last_error="[Errno 111] Connection refused")
-    daemon: dict[str, Any] = {"state": "running", "pid": 14392, "updated_ns": 2**62, "open_streams": 2, "spool_bytes": 9564}
-    daemon["backends"] = ["file", "mlflow"]
+    daemon: dict[str, Any] = {"state": "running", "pid": 14392, "updated_ns": 2**62, "backends": ["file", "mlflow"]}
+    daemon |= {"open_streams": 2, "spool_bytes": 9564}
     report = Report(
         daemon, {"r1": RunName("p", "e", 0)}, {"file": {"r1": Account(104, 104)}, "mlflow": {"r1": waiting}}
     )

@@ -29,6 +29,8 @@ from verl_shipper.store import open_store, transaction
 from verl_shipper_spool.reader import Ledger
 from verl_shipper_spool.record import decode_record
 
+LETTERS_BYTES_MAX = 256 * 1024 * 1024  # of one lane; what an operator could not look through anyway
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS cursors (
     stream_id   TEXT PRIMARY KEY,
@@ -58,6 +60,7 @@ CREATE TABLE IF NOT EXISTS dead_letters (
     time_ns   INTEGER NOT NULL,
     wanted    TEXT                     -- NULL | retry | discard: what an operator asked for
 );
+CREATE INDEX IF NOT EXISTS letters_wanted ON dead_letters (letter_id) WHERE wanted IS NOT NULL;
 CREATE TABLE IF NOT EXISTS tallies (
     run_id        TEXT PRIMARY KEY,
     delivered     INTEGER NOT NULL DEFAULT 0,
@@ -65,6 +68,7 @@ CREATE TABLE IF NOT EXISTS tallies (
     dead_lettered INTEGER NOT NULL DEFAULT 0,
     discarded     INTEGER NOT NULL DEFAULT 0,
     unreadable    INTEGER NOT NULL DEFAULT 0,
+    letters_full  INTEGER NOT NULL DEFAULT 0,
     retries       INTEGER NOT NULL DEFAULT 0,
     ignored       BLOB NOT NULL DEFAULT x'80',
     parked        TEXT NOT NULL DEFAULT '',
@@ -117,6 +121,7 @@ class LaneStore:
     def __init__(self, path: str) -> None:
         self._db = open_store(path, SCHEMA)
         self._lock = threading.RLock()  # one connection, and the notes come from other threads
+        self._letters_bytes = self._count_letters()
 
     def close(self) -> None:
         self._db.close()
@@ -178,6 +183,7 @@ class LaneStore:
     def bury(self, sealed: Sealed, dead: Iterable[int], reason: str) -> None:
         """Move items of a batch to the dead letters; what is left of the batch stays, under a new id."""
         indices = set(dead)
+        added = 0
         with self._transaction():
             self._remove(sealed)
             rest = [item for index, item in enumerate(sealed.items) if index not in indices]
@@ -185,12 +191,17 @@ class LaneStore:
                 self._insert(sealed.run_id, sealed.position, f"{sealed.batch_id}.r", rest)
             for index in sorted(indices):
                 item = sealed.items[index]
+                packed = _pack_items([item])
+                added += len(packed)
                 self._db.execute(
                     "INSERT INTO dead_letters (run_id, stream_id, ordinal, item, reason, time_ns) VALUES (?,?,?,?,?,?)",
-                    (sealed.run_id, item.stream_id, item.ordinal, _pack_items([item]), reason[:1000], time.time_ns()),
+                    (sealed.run_id, item.stream_id, item.ordinal, packed, reason[:1000], time.time_ns()),
                 )
             self._tally(sealed.run_id, dead_lettered=len(indices))
             self._free_safe(sealed.run_id)
+        self._letters_bytes += added
+        if self._letters_bytes > LETTERS_BYTES_MAX:
+            self._shed_letters()
 
     def trouble(self, run_id: str, text: str, *, parked: bool, retried: bool = True) -> None:
         """Note the latest error of a run."""
@@ -215,7 +226,25 @@ class LaneStore:
                 self._tally(run_id, dead_lettered=-1, discarded=0 if retry else 1)
                 if retry:
                     self._append(run_id, f"letter-{letter_id}", list(_unpack_items(item)))
+        self._letters_bytes = self._count_letters()
         return {run_id for _, run_id, _, what in wanted if what == "retry"}
+
+    def _count_letters(self) -> int:
+        return int(self._db.execute("SELECT coalesce(sum(length(item)), 0) FROM dead_letters").fetchone()[0])
+
+    def _shed_letters(self) -> None:
+        """A tracker that refuses everything must not fill the disk: the oldest letters go, counted."""
+        left = self._count_letters()
+        with self._transaction():
+            for letter_id, run_id, size in self._db.execute(
+                "SELECT letter_id, run_id, length(item) FROM dead_letters ORDER BY letter_id"
+            ).fetchall():
+                if left <= LETTERS_BYTES_MAX * 3 // 4:
+                    break
+                self._db.execute("DELETE FROM dead_letters WHERE letter_id = ?", (letter_id,))
+                self._tally(run_id, dead_lettered=-1, letters_full=1)
+                left -= size
+        self._letters_bytes = left
 
     def get_note(self, run_id: str, key: str) -> Any:
         with self._lock:

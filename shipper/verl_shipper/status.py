@@ -26,6 +26,7 @@ from verl_shipper_spool.header import decode_header
 
 DISCARDED = "discarded"  # dead letters an operator threw away
 UNREADABLE = "unreadable"  # frames whose payload is no record
+LETTERS_FULL = "letters_full"  # dead letters that had to make room for younger ones
 
 
 @dataclass(slots=True)
@@ -191,16 +192,17 @@ def _add_cursors(db: sqlite3.Connection, accounts: dict[str, Account], logged: d
 
 def _add_tallies(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
     columns = (
-        "run_id, delivered, sampled_out, dead_lettered, discarded, unreadable, retries, ignored, parked, last_error"
+        "run_id, delivered, sampled_out, dead_lettered, discarded, unreadable, letters_full, "
+        "retries, ignored, parked, last_error"
     )
     now_ns = time.time_ns()
     for row in db.execute(f"SELECT {columns}, delivered_ns FROM tallies"):  # noqa: S608 - our own names
-        run_id, delivered, sampled, dead, discarded, unreadable, retries, ignored, parked, error, delivered_ns = row
+        run_id, delivered, sampled, dead, *gone, retries, ignored, parked, error, delivered_ns = row
         account = accounts.setdefault(run_id, Account())
         account.delivered, account.sampled_out, account.dead_lettered = delivered, sampled, dead
         account.retries, account.last_error, account.parked = retries, error, int(bool(parked))
         account.ignored.update(msgpack.unpackb(ignored))
-        for reason, count in ((DISCARDED, discarded), (UNREADABLE, unreadable)):
+        for reason, count in zip((DISCARDED, UNREADABLE, LETTERS_FULL), gone, strict=True):
             if count:
                 account.dropped[reason] += count
         if delivered_ns:

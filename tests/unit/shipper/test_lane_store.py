@@ -168,6 +168,26 @@ def test_discarded_letters_are_gone_and_counted(path: str, store: LaneStore) -> 
     assert _row(path, "count(*)", "dead_letters") == (0,)
 
 
+def test_dead_letters_are_bounded_and_the_oldest_go_first(
+    path: str, store: LaneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_shipper.lane_store.LETTERS_BYTES_MAX", 3000)
+    for index in range(10):
+        store.seal(RUN, f"b{index}", Taken(items=_items(10 * index, 10)), [])
+        store.bury(_sealed(store), range(10), "odd")
+
+    left, first, size = _row(path, "count(*), min(ordinal), sum(length(item))", "dead_letters")
+    assert isinstance(size, int)
+    assert 1000 < size <= 3000
+    assert first == 100 - left  # type: ignore[operator]
+    assert _row(path, "dead_lettered, letters_full") == (left, first)
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("UPDATE dead_letters SET wanted = 'discard'")
+    db.close()
+    store.answer_operator()
+    assert store._letters_bytes == 0
+
+
 def test_positions_do_not_depend_on_a_clock_that_goes_back(store: LaneStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.seal(RUN, "first", Taken(items=_items(0, 1)), [])
     monkeypatch.setattr("verl_shipper.lane_store.time.time_ns", lambda: 5)

@@ -247,12 +247,13 @@ def _append_and_raise(spool: Path, seed: int) -> None:
 
 
 @pytest.mark.timeout(120, method="thread")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised while something was freed
 def test_a_handler_that_raises_in_real_time_leaves_a_sound_stream(tmp_path: Path) -> None:
     writer = StreamWriter(str(tmp_path), make_header(), segment_bytes_max=5_000)
     log = Log(writer)
 
     def handler(_signal: int, frame: FrameType | None) -> None:
+        if frame is None or "verl_shipper_spool" not in frame.f_code.co_filename:
+            return  # somebody's callback in a garbage collection: what it raises goes nowhere
         while frame is not None:
             if frame.f_code is StreamWriter.append.__code__:
                 raise _AlarmError

@@ -19,79 +19,32 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Reject, Retry, RunInfo
+from verl_shipper.lane_run import LOOK_S_MAX, LOOK_S_MIN, RunLane, StoreMemory, Stream, close_backend, outcome_of
 from verl_shipper.lane_store import Cursor, LaneStore, Sealed, Taken
 from verl_shipper.node_stream import RECLAIMED_NAME, SEALED_NAME
 from verl_shipper.policy.backoff import PARK_S, delay_s, wish_s
-from verl_shipper.policy.delivery import TRANSITIONS, Delivery, Step, halves
+from verl_shipper.policy.delivery import TRANSITIONS, Step, halves
 from verl_shipper_spool.errors import CorruptionError
-from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, decode_header
+from verl_shipper_spool.header import HEADER_NAME, SCALARS, decode_header
 from verl_shipper_spool.reader import MISSING, Frame, Gap, StreamReader
 from verl_shipper_spool.record import decode_record
 
 log = logging.getLogger(__name__)
 
 DISCOVER_S = 0.5  # how often the node spool is listed for new streams
-LOOK_S_MIN = 0.05  # how often a busy run is looked at for news, and a quiet one
-LOOK_S_MAX = 1.0
 RUN_NOTE = "lane.run"  # what a run is called, kept for when its streams are gone
+HANGS_NOTE = "lane.hangs"
+HANG_PAUSE_S = 10.0  # × the number of hangs in a row: how long a run that hung waits after the lane's restart
 READ_BYTES_MIN = 64 * 1024
 IDLE_CLOSE_S = 600.0  # a run without news gives its connections back
 
 
 class HungUploadError(Exception):
     """An upload did not come back within the backend's own limit."""
-
-
-@dataclass(slots=True)
-class Stream:
-    """A node stream as this lane sees it."""
-
-    header: StreamHeader
-    reader: StreamReader
-    cursor: Cursor
-    already: int = 0  # ordinals below this are at the tracker (its watermark)
-    exhausted: bool = False  # sealed, and read to its end
-    late: bool = False  # its beginning was reclaimed before this lane's state began
-
-
-@dataclass(slots=True)
-class RunLane:
-    """One run at this lane's backend."""
-
-    run: RunInfo
-    backend: Backend
-    streams: dict[str, Stream] = field(default_factory=dict)
-    delivery: Delivery = Delivery.IDLE
-    attempt: int = 0
-    due_s: float = 0.0
-    opened: bool = False
-    has_outbox: bool = True  # until looked
-    news_at_s: float | None = None
-    look_s: float = 0.0
-    look_pause_s: float = LOOK_S_MIN
-    started_s: float = 0.0
-    active_s: float = 0.0
-    future: Future[Outcome] | None = None
-    sealed: Sealed | None = None
-
-
-class StoreMemory:
-    """A backend's notes about one run."""
-
-    def __init__(self, store: LaneStore, run_id: str) -> None:
-        self._store = store
-        self._run_id = run_id
-
-    def get(self, key: str) -> Any:
-        return self._store.get_note(self._run_id, key)
-
-    def put(self, key: str, value: Any) -> None:
-        self._store.put_note(self._run_id, key, value)
 
 
 class Lane:
@@ -114,12 +67,13 @@ class Lane:
         self._jitter = jitter
         self._cursors = store.cursors()
         self._known: set[str] = set()
-        self._discover_s = 0.0
+        self._now_s = self._discover_s = 0.0
         self._paused_until_s = 0.0  # the tracker asked everybody to wait
         self._pool = ThreadPoolExecutor(self._limits.runs_at_once_max, thread_name_prefix="upload")
 
     def tick(self, now_s: float) -> bool:
         """One round. True when something was under way, so that the next round should come soon."""
+        self._now_s = now_s
         if now_s >= self._discover_s:
             self._discover_s = now_s + DISCOVER_S
             self._discover()
@@ -145,7 +99,7 @@ class Lane:
             if run.future is not None and run.future.done():
                 self._collect(run, time.monotonic())
             if run.future is None:
-                _close_backend(run)
+                close_backend(run)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
@@ -162,7 +116,7 @@ class Lane:
         for run_id in self._store.sealed_runs() - self.runs.keys():
             self._revive(run_id)
         for run_id in [run_id for run_id, run in self.runs.items() if self._is_over(run)]:
-            _close_backend(self.runs.pop(run_id))
+            close_backend(self.runs.pop(run_id))
 
     def _is_over(self, run: RunLane) -> bool:
         return not run.streams and run.future is None and not run.has_outbox
@@ -174,7 +128,11 @@ class Lane:
             self.runs[run_id] = self._new_run(RunInfo(run_id, *note))
 
     def _new_run(self, info: RunInfo) -> RunLane:
-        return RunLane(info, self._backend_class(info, self._settings, StoreMemory(self._store, info.run_id)))
+        run = RunLane(info, self._backend_class(info, self._settings, StoreMemory(self._store, info.run_id)))
+        run.hangs = self._store.get_note(info.run_id, HANGS_NOTE) or 0
+        if run.hangs:
+            run.due_s = self._now_s + HANG_PAUSE_S * min(run.hangs, 10)
+        return run
 
     def _add_stream(self, name: str) -> None:
         folder = os.path.join(self._spool_dir, name)
@@ -198,7 +156,7 @@ class Lane:
             cursor = self._cursors[name] = Cursor(name, header.run_id)
             # New to this lane, or its state was lost: the backend says what is already there.
             if run.future is None:
-                _close_backend(run)
+                close_backend(run)
         run.streams[name] = Stream(header, StreamReader(folder), cursor)
         run.look_s = 0.0
 
@@ -215,7 +173,7 @@ class Lane:
         run.has_outbox = sealed is not None
         if sealed is None and not self._has_news(run, now_s):
             if now_s - run.active_s > IDLE_CLOSE_S:
-                _close_backend(run)
+                close_backend(run)
             return False
         if sealed is None and run.opened:
             return self._seal(run, now_s)
@@ -334,12 +292,20 @@ class Lane:
         assert future is not None, "nothing under way"
         if not future.done():
             if now_s - run.started_s > self._limits.upload_s_max:
-                raise HungUploadError(f"run {run.run.run_id}: an upload hangs for {self._limits.upload_s_max:g} s")
+                self._tell_hang(run)
             return False
         run.future = None
         run.active_s = now_s
-        self._settle(run, _outcome_of(run, future), now_s)
+        self._settle(run, outcome_of(run, future), now_s)
         return True
+
+    def _tell_hang(self, run: RunLane) -> None:
+        """End the lane, whose thread is lost, and remember whom to let wait after the restart: all places at the
+        tracker taken by runs that hang would be none for the others."""
+        why = f"an upload hangs for {self._limits.upload_s_max:g} s"
+        self._store.trouble(run.run.run_id, why, parked=False)
+        self._store.put_note(run.run.run_id, HANGS_NOTE, run.hangs + 1)
+        raise HungUploadError(f"run {run.run.run_id}: {why}")
 
     def _settle(self, run: RunLane, outcome: Outcome, now_s: float) -> None:
         """Commit what an outcome means. Without a sealed batch it was the backend's opening that ended."""
@@ -349,7 +315,9 @@ class Lane:
                 run.delivery = TRANSITIONS[run.delivery, Step.DELIVERED]
                 run.attempt = 0
                 if sealed is not None:
-                    self._store.delivered(sealed, len(sealed.items), remember, ignored)
+                    notes = {**remember, HANGS_NOTE: 0} if run.hangs else remember
+                    self._store.delivered(sealed, len(sealed.items), notes, ignored)
+                    run.hangs = 0
             case Reject(reason, indices) if sealed is not None:
                 run.delivery = TRANSITIONS[run.delivery, Step.REJECTED]
                 self._reject(run, sealed, reason, indices)
@@ -376,22 +344,3 @@ class Lane:
         else:
             self._store.split(sealed, [[sealed.items[index] for index in half] for half in halves(len(sealed.items))])
         self._store.trouble(run.run.run_id, reason, parked=False, retried=False)
-
-
-def _outcome_of(run: RunLane, future: Future[Outcome]) -> Outcome:
-    """What a backend answered; a Retry for what is no answer."""
-    error = future.exception()
-    if error is not None:
-        log.warning("run %s: backend raised", run.run.run_id, exc_info=error)
-        return Retry(f"{type(error).__name__}: {error}")
-    outcome = future.result()
-    return outcome if isinstance(outcome, Outcome) else Retry(f"the backend answered {outcome!r:.100}, no outcome")
-
-
-def _close_backend(run: RunLane) -> None:
-    if run.opened:
-        run.opened = False
-        try:
-            run.backend.close()
-        except Exception:
-            log.warning("run %s: backend raised while it closed", run.run.run_id, exc_info=True)

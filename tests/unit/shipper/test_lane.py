@@ -510,6 +510,46 @@ def test_a_hung_upload_ends_the_lane_at_its_limit_and_nothing_is_lost(make: Make
     assert bench.tracker.numbers(stream) == [0, 1, 2]
 
 
+def test_runs_that_hang_do_not_starve_the_others_over_a_restart(make: MakeBench) -> None:
+    release = threading.Event()
+
+    def answer(batch: Batch) -> Outcome:
+        if batch.run.run_id.startswith("hung"):
+            release.wait(RELEASE_S)
+            return Retry("too late")
+        return Delivered()
+
+    bench = make(Tracker(answer), with_limits(runs_at_once_max=2, upload_s_max=60.0))
+    for run_id in ("hung 1", "hung 2"):
+        bench.log(bench.stream(run_id=run_id), 3)
+    try:
+        while len(bench.tracker.requests) < 2:
+            bench.now_s += 0.3
+            bench.lane.tick(bench.now_s)
+            bench.rest(0.01)
+        well = bench.stream(run_id="well")
+        bench.log(well, 3)
+        with pytest.raises(HungUploadError):
+            bench.lane.tick(bench.now_s + 61.0)
+        bench.lane.close(0.0)
+        told = [bench.account(run_id).last_error for run_id in ("hung 1", "hung 2")]
+        assert "an upload hangs for 60 s" in told
+        bench.now_s += 62.0
+        bench.lane = bench._new_lane()
+        for _ in range(20):
+            bench.now_s += 0.3
+            bench.lane.tick(bench.now_s)
+            bench.rest(0.02)
+
+        assert bench.tracker.numbers(well) == [0, 1, 2]
+    finally:
+        release.set()
+    bench.tracker.answer = lambda _batch: Delivered()
+    bench.until_quiet(by_s=5.0)
+    assert len(bench.tracker.kept) == 9
+    assert not any(run.hangs for run in bench.lane.runs.values())
+
+
 def test_a_closing_lane_commits_what_comes_back_in_time(make: MakeBench) -> None:
     bench = make()
     bench.log(bench.stream(), 3)

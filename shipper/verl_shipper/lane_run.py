@@ -1,0 +1,89 @@
+"""What a lane knows of one run: its streams, its backend, the state of its delivery.
+
+Must not know: cursors' storage, the order of the stages. What a backend raises becomes an outcome or a line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_shipper.backends.base import Backend, Outcome, Retry, RunInfo
+from verl_shipper.lane_store import Cursor, LaneStore, Sealed
+from verl_shipper.policy.delivery import Delivery
+from verl_shipper_spool.header import StreamHeader
+from verl_shipper_spool.reader import StreamReader
+
+log = logging.getLogger(__name__)
+
+LOOK_S_MIN = 0.05  # how often a busy run is looked at for news, and a quiet one
+LOOK_S_MAX = 1.0
+
+
+@dataclass(slots=True)
+class Stream:
+    """A node stream as this lane sees it."""
+
+    header: StreamHeader
+    reader: StreamReader
+    cursor: Cursor
+    already: int = 0  # ordinals below this are at the tracker (its watermark)
+    exhausted: bool = False  # sealed, and read to its end
+    late: bool = False  # its beginning was reclaimed before this lane's state began
+
+
+@dataclass(slots=True)
+class RunLane:
+    """One run at this lane's backend."""
+
+    run: RunInfo
+    backend: Backend
+    streams: dict[str, Stream] = field(default_factory=dict)
+    delivery: Delivery = Delivery.IDLE
+    attempt: int = 0
+    due_s: float = 0.0
+    hangs: int = 0  # uploads in a row that did not come back, over restarts of the lane
+    opened: bool = False
+    has_outbox: bool = True  # until looked
+    news_at_s: float | None = None
+    look_s: float = 0.0
+    look_pause_s: float = LOOK_S_MIN
+    started_s: float = 0.0
+    active_s: float = 0.0
+    future: Future[Outcome] | None = None
+    sealed: Sealed | None = None
+
+
+class StoreMemory:
+    """A backend's notes about one run."""
+
+    def __init__(self, store: LaneStore, run_id: str) -> None:
+        self._store = store
+        self._run_id = run_id
+
+    def get(self, key: str) -> Any:
+        return self._store.get_note(self._run_id, key)
+
+    def put(self, key: str, value: Any) -> None:
+        self._store.put_note(self._run_id, key, value)
+
+
+def outcome_of(run: RunLane, future: Future[Outcome]) -> Outcome:
+    """What a backend answered; a Retry for what is no answer."""
+    error = future.exception()
+    if error is not None:
+        log.warning("run %s: backend raised", run.run.run_id, exc_info=error)
+        return Retry(f"{type(error).__name__}: {error}")
+    outcome = future.result()
+    return outcome if isinstance(outcome, Outcome) else Retry(f"the backend answered {outcome!r:.100}, no outcome")
+
+
+def close_backend(run: RunLane) -> None:
+    if run.opened:
+        run.opened = False
+        try:
+            run.backend.close()
+        except Exception:
+            log.warning("run %s: backend raised while it closed", run.run.run_id, exc_info=True)

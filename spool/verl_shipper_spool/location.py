@@ -2,7 +2,8 @@
 
     spool   argument → VERL_SHIPPER_SPOOL_DIR → <home>/.local/state/verl-shipper/<node>/spool
     socket  argument → VERL_SHIPPER_SOCKET    → <spool>/run/ingest.sock, or a short stand-in for it
-    state   argument → VERL_SHIPPER_STATE_DIR → <spool's parent>/state
+    state   argument → VERL_SHIPPER_STATE_DIR → <home>/.local/state/verl-shipper/<node>/state, or beside a given
+                                                spool: <spool>.state
 
 The spool is the meeting point: whoever agrees on it agrees on the socket. Never in /tmp (cleaners remove it, services
 with a private /tmp do not see it); per node, since a home may be shared between nodes; per user by its modes. A path

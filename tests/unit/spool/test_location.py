@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from verl_shipper_spool.location import (
     SOCKET_VARIABLE,
     SPOOL_VARIABLE,
     STATE_VARIABLE,
+    is_private,
     socket_address,
     spool_dir,
     state_dir,
@@ -120,3 +124,33 @@ def test_an_address_of_an_unknown_form_is_the_callers_mistake(address: str) -> N
         socket_address("/x", address)
 
     assert caught.value.hint
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    """A folder of our own where everybody may make folders."""
+    folder = Path("/dev/shm") / f"test-{uuid.uuid4().hex}"
+    folder.mkdir(mode=0o700)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_socket_in_shared_memory_is_trusted_in_a_folder_of_our_own_alone(
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = str(shared_memory / "x.sock")
+    assert is_private(socket)
+
+    shared_memory.chmod(0o755)
+    assert not is_private(socket)
+    shared_memory.chmod(0o700)
+    link = shared_memory / "link"
+    link.symlink_to(shared_memory)
+    assert not is_private(str(link / "x.sock"))
+    monkeypatch.setattr(os, "getuid", lambda: 987_654_321)
+    assert not is_private(socket)
+
+
+def test_a_socket_elsewhere_or_not_there_yet_is_nobody_elses(tmp_path: Path) -> None:
+    assert is_private(str(tmp_path / "x.sock"))
+    assert is_private(f"/dev/shm/{uuid.uuid4().hex}/x.sock")

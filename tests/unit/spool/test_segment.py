@@ -10,7 +10,17 @@ import pytest
 
 from support.streams import Folder
 from verl_shipper_spool.files import RealFiles
-from verl_shipper_spool.segment import RawReader, Segment, is_our_own_trouble, list_segments, segment_at, segment_name
+from verl_shipper_spool.segment import (
+    SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN,
+    RawReader,
+    Segment,
+    is_our_own_trouble,
+    list_segments,
+    segment_at,
+    segment_bytes_for,
+    segment_name,
+)
 from verl_shipper_spool.testing import FaultyFiles
 
 FAR = 10**9
@@ -48,6 +58,13 @@ def test_an_offset_belongs_to_the_last_segment_that_begins_at_or_before_it() -> 
 
     assert [segment_at(segments, offset) for offset in (0, 9, 10, 19, 20, 29, 30, 99)] == [-1, -1, 0, 0, 2, 2, 3, 3]
     assert segment_at([], 5) == -1
+
+
+def test_a_segment_is_a_small_part_of_a_small_disk(tmp_path: Path, tight_disk: Path) -> None:
+    assert segment_bytes_for(str(tight_disk), SEGMENT_BYTES_MAX) == SEGMENT_BYTES_MIN
+    assert segment_bytes_for(str(tight_disk), 100) == 100
+    assert segment_bytes_for(str(tmp_path), SEGMENT_BYTES_MAX) == SEGMENT_BYTES_MAX
+    assert segment_bytes_for(str(tmp_path / "none"), 100) == 100
 
 
 def test_raw_bytes_come_segment_by_segment_within_the_budget(tmp_path: Path) -> None:

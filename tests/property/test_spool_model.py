@@ -243,8 +243,10 @@ class SpoolModel(RuleBasedStateMachine):
         if hasattr(self, "model"):
             self.files.full = self.files.truncate_fails = False
             self.model.writer.abandon()
-            self._check_dead_stream()
-            shutil.rmtree(self.spool)
+            try:
+                self._check_dead_stream()
+            finally:
+                shutil.rmtree(self.spool)
 
 
 TestSpoolModel = SpoolModel.TestCase

@@ -84,7 +84,7 @@ def test_what_was_acknowledged_survives_20_power_failures_once(tmp_path: Path, d
             first = ledger.last() + 2
             with counting_trainer(site, ledger, first=first, pace_s=PACE_S) as trainer:
                 ledger.wait_for(first)
-                time.sleep(rng.uniform(0.1, 1.2) if round_number % 5 else LOST_S_MAX + 0.5)
+                time.sleep(rng.uniform(0.1, 1.0) if round_number % 7 else LOST_S_MAX + 0.5)
                 if rng.random() < 0.5:
                     status = daemon.status()
                     evidence.logged = status["backends"]["file"]["logged"]

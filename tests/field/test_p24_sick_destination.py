@@ -22,7 +22,9 @@ def test_p24_healthy_destinations_finish_while_the_sick_one_keeps_its_place(
 
     with (
         FaultServer(mlflow_server.uri, Mode.HANG) as server,
-        Daemon(site, *site.file_backend(), "--backend", "console", *site.mlflow_backend(server.url)) as daemon,
+        Daemon(
+            site, *site.file_backend(), "--backend", "console", *site.mlflow_backend(server.url, timeout_s=5)
+        ) as daemon,
         counting_trainer(site, ledgers[0], project=project, run_id="r1", count=RECORDS, pace_s=0) as first,
         counting_trainer(site, ledgers[1], project=project, run_id="r2", count=RECORDS, pace_s=0) as second,
     ):

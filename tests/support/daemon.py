@@ -20,6 +20,7 @@ from typing import final
 from support.oracle import Status
 from support.processes import children, command_line, descendants, is_alive, kill, wait_for, wait_gone
 from support.site import Site
+from verl_shipper.status import report
 
 SHIPPER = [sys.executable, "-m", "verl_shipper"]
 READY = re.compile(r"\bready\b")
@@ -167,19 +168,24 @@ class Daemon:
     def wait_until(
         self, condition: Callable[[Status], object], timeout_s: float = 60.0, what: str = "status"
     ) -> Status:
-        """Poll the status until `condition` holds; returns the status that fulfilled it."""
+        """Poll until `condition` holds for what `verl-shipper status --json` prints; returns that status.
+
+        While it does not hold we look by a call, not a command: a hundred interpreters would slow the daemon down.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
-            status = self.status()
+            status = report(self.state_dir()).to_json()
             if condition(status):
-                return status
+                status = self.status()
+                if condition(status):
+                    return status
             assert self.is_running(), f"the daemon has ended while we wait for {what}:\n{self.words()[-3000:]}"
             if time.monotonic() > deadline_s:
                 words = self.words()[-3000:]
                 raise AssertionError(
                     f"not within {timeout_s} s: {what}\n{json.dumps(_totals(status), indent=1)}\n{words}"
                 )
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def wait_settled(
         self, logged: int = 1, *, backends: Sequence[str] | None = None, timeout_s: float = 60.0

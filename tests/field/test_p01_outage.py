@@ -19,11 +19,11 @@ TRAINER = """
 import json, os, sys, time
 from verl_shipper_client import Client
 
-project, ledger_path, report_path, pace_s = sys.argv[1:]
+project, ledger_path, report_path, pace_s, steps = sys.argv[1:]
 ledger = os.open(ledger_path, os.O_WRONLY | os.O_APPEND)
 client = Client(project, "exp", run_id="r1")
 took_s = []
-for step in range(400):
+for step in range(int(steps)):
     data = {f"loss/{n}": step + n / 16 for n in range(12)}
     began_s = time.perf_counter()
     client.log(data, step=step)
@@ -46,7 +46,7 @@ def test_p01_four_phases_of_an_outage_cost_the_training_loop_nothing(site: Site,
     with (
         FaultServer(mlflow_server.uri, Mode.HANG) as server,
         Daemon(site, *site.mlflow_backend(server.url)) as daemon,
-        Trainer(site, script, project, ledger.path, report, 0.02) as trainer,
+        Trainer(site, script, project, ledger.path, report, 0.02, 400) as trainer,
     ):
         for phase, mode in enumerate(PHASES):
             server.mode = mode
@@ -76,19 +76,19 @@ def test_other_outages_end_with_every_step_there_once(site: Site, mlflow_server:
     with (
         FaultServer(mlflow_server.uri, mode) as server,
         Daemon(site, *site.mlflow_backend(server.url)) as daemon,
-        Trainer(site, script, project, ledger.path, report, 0.002) as trainer,
+        Trainer(site, script, project, ledger.path, report, 0.002, 100) as trainer,
     ):
-        ledger.wait_for(399)
+        ledger.wait_for(99)
         trainer.wait()
         seen_s = time.monotonic() + 30
         while server.seen(mode) < 2 and time.monotonic() < seen_s:
             time.sleep(0.05)
         assert server.seen(mode) >= 2, "the daemon tries again by itself"
         server.mode = Mode.PASS
-        status = daemon.wait_settled(402, timeout_s=120)
+        status = daemon.wait_settled(102, timeout_s=120)
 
     run = oracle.mlflow_run(mlflow_server.uri, project, "r1", "loss/0")
-    oracle.assert_exactly(run.history("loss/0"), [(n, float(n)) for n in range(400)], "mlflow")
+    oracle.assert_exactly(run.history("loss/0"), [(n, float(n)) for n in range(100)], "mlflow")
     oracle.assert_law(status, pending=0)
 
 
@@ -99,7 +99,7 @@ def test_inside_retry_after_no_request_is_sent(site: Site, mlflow_server: Mlflow
     with (
         FaultServer(mlflow_server.uri, Mode.RATE_LIMIT, retry_after_s=3) as server,
         Daemon(site, *site.mlflow_backend(server.url)),
-        Trainer(site, script, f"p01-after-{time.time_ns()}", ledger.path, site.root / "took.json", 0) as trainer,
+        Trainer(site, script, f"p01-after-{time.time_ns()}", ledger.path, site.root / "took.json", 0, 100) as trainer,
     ):
         trainer.wait()
         deadline_s = time.monotonic() + 30

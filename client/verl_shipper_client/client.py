@@ -25,7 +25,7 @@ import msgpack
 from verl_shipper_client import generations, identity, process_exit
 from verl_shipper_client.sender import Sender
 from verl_shipper_client.span import Span, SpanValues, attributes_of
-from verl_shipper_client.values import STEP_MAX, cut_text, plain, to_plain, whole_step
+from verl_shipper_client.values import STEP_MAX, cut_text, error_text, plain, to_plain, whole_step
 from verl_shipper_spool.header import BULK, SCALARS, StreamHeader, new_id, sibling, this_process
 from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, socket_address, spool_dir
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
@@ -91,7 +91,7 @@ class Client:
                 scalars = self._scalars or self._start()
                 if type(step) is not int or not -STEP_MAX <= step <= STEP_MAX:
                     step = whole_step(step)
-                if not isinstance(data, dict):
+                if not issubclass(type(data), dict):
                     data = _body_of(data)
                 seq = next(self._seq)
                 # Out of reach meanwhile: a signal handler that logs would pack into the middle of our record.
@@ -307,7 +307,7 @@ class Client:
 
     def _failed(self, what: str, error: Exception) -> None:
         self.errors += 1
-        self._warn(f"{what} failed: {type(error).__name__}: {error}")
+        self._warn(f"{what} failed: {error_text(error)}")
 
     def _tell_loss(self, writer: StreamWriter) -> None:
         self._warn(f"records are being dropped and counted: {writer.last_error or writer.folder}; free some space")

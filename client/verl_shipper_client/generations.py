@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from verl_shipper_client.values import cut_text, plain
+from verl_shipper_client import identity
+from verl_shipper_client.values import cut_text, is_a, plain
 
 COLUMNS = ("input", "output", "score")  # as verl's validation gives them
 PART_CHARS_MAX = 1_000_000
@@ -32,12 +33,12 @@ class CallCounter:
 
 def table(samples: Iterable[Any], columns: Iterable[str]) -> tuple[list[str], list[list[Any]]]:
     """Column names and rows. Dicts bring their own columns; the names of the first one count for all."""
-    rows = list(samples)
-    names = [str(column) for column in columns]
-    if rows and isinstance(rows[0], Mapping):
-        names = [str(key) for key in rows[0]]
-        return names, [_cells([row.get(key) for key in rows[0]] if isinstance(row, Mapping) else [row]) for row in rows]
-    return names, [_cells(list(row) if isinstance(row, (list, tuple)) else [row]) for row in rows]
+    rows = _listed(samples)
+    names = [identity.name(column) for column in _listed(columns)]
+    if rows and is_a(rows[0], Mapping):
+        keys = _listed(rows[0])
+        return [identity.name(key) for key in keys], [_cells(_picked(row, keys)) for row in rows]
+    return names, [_cells(_listed(row) if is_a(row, (list, tuple)) else [row]) for row in rows]
 
 
 def parts(columns: list[str], rows: list[list[Any]], call: int) -> Iterator[dict[str, Any]]:
@@ -53,6 +54,24 @@ def parts(columns: list[str], rows: list[list[Any]], call: int) -> Iterator[dict
         chars += size
     for index, group in enumerate(groups):
         yield {"columns": columns, "rows": group, "part": index, "parts": len(groups), "call": call}
+
+
+def _listed(values: Any) -> list[Any]:
+    """The elements of `values`; what has none is the only one."""
+    try:
+        return list(values)
+    except Exception:  # noqa: BLE001 - any object may be given
+        return [values]
+
+
+def _picked(row: Any, keys: list[Any]) -> list[Any]:
+    """Cells of a row in the order of `keys`."""
+    if not is_a(row, Mapping):
+        return [row]
+    try:
+        return [row.get(key) for key in keys]
+    except Exception:  # noqa: BLE001 - a foreign mapping; it stays visible as a marker
+        return [row]
 
 
 def _cells(row: list[Any]) -> list[Any]:

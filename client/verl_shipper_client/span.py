@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from verl_shipper_client import identity
-from verl_shipper_client.values import STEP_MAX
+from verl_shipper_client.values import STEP_MAX, error_text, is_a
 
 TRACE_ID_BYTES = 16
 SPAN_ID_BYTES = 8
@@ -66,8 +66,8 @@ class Span:
         inputs: Any,
         attributes: Mapping[str, Any] | None,
     ) -> None:
-        above = parent if isinstance(parent, Span) else _current.get() if parent is None else None
-        parent_id = above.span_id if above else parent if isinstance(parent, bytes) else None
+        above: Any = parent if is_a(parent, Span) else _current.get() if parent is None else None
+        parent_id: Any = above.span_id if above else parent
         self.name = name
         # An id of a wrong length is replaced here, once, so that the spans inside go to the same trace.
         self.trace_id: bytes = _id(trace_id if trace_id is not None or not above else above.trace_id, TRACE_ID_BYTES)
@@ -105,7 +105,7 @@ class Span:
                 _current.set(None)
             self._token = None
         if kind is not None:
-            self.attributes.setdefault("error", _error_text(kind, error))
+            self.attributes.setdefault("error", kind.__name__ if error is None else error_text(error))
         self._record(
             SpanValues(
                 self.name,
@@ -130,13 +130,6 @@ def attributes_of(given: Any) -> dict[str, Any]:
         return {"attributes": given}
 
 
-def _error_text(kind: type[BaseException], error: BaseException | None) -> str:
-    try:
-        return f"{kind.__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an exception that cannot tell its text
-        return kind.__name__
-
-
 def _ns(value: Any) -> int:
     """A time as trackers hold it; 0 for what is none."""
     try:
@@ -145,8 +138,8 @@ def _ns(value: Any) -> int:
         return 0
 
 
-def _fits(value: object, size_bytes: int) -> bool:
-    return isinstance(value, bytes) and len(value) == size_bytes and any(value)
+def _fits(value: Any, size_bytes: int) -> bool:
+    return is_a(value, bytes) and len(value) == size_bytes and any(value)
 
 
 def _id(value: Any, size_bytes: int) -> bytes:

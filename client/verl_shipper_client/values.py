@@ -55,6 +55,22 @@ def plain(value: Any) -> Any:
     return _Walk().copy(value, 0)
 
 
+def is_a(value: object, kind: Any) -> bool:
+    """isinstance, which a foreign object cannot break."""
+    try:
+        return isinstance(value, kind)
+    except Exception:  # noqa: BLE001 - see the header
+        return False
+
+
+def error_text(error: BaseException) -> str:
+    """An exception's name and text, as far as it tells them."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - see the header
+        return type(error).__name__
+
+
 def clean_text(text: str) -> str:
     """Text that every encoder takes: pairs of surrogates joined, lone ones visibly replaced."""
     try:

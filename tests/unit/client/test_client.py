@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from support.processes import wait_for
 from unit.client.conftest import MakeClient
 from unit.client.spooled import bodies, records
-from unit.client.test_values import Hostile, HostileItem, HostileMapping, Unlistable
+from unit.client.test_values import HOSTILE, Hostile, HostileItem, HostileMapping, Unlistable
 from verl_shipper_client import Client, client
 from verl_shipper_spool.header import decode_header
 from verl_shipper_spool.reader import Frame, StreamReader
@@ -192,6 +192,38 @@ def test_log_never_raises_and_never_loses_a_record(make_once: Client, boxes: _Bo
     assert scalars is not None
     assert scalars.records - before >= 2
     assert scalars.lost_records == 0
+
+
+@pytest.mark.parametrize("make_value", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_object_in_any_place_raises_nothing_and_costs_no_neighbour(
+    make: MakeClient, spool: Path, make_value: Callable[[], Any]
+) -> None:
+    made, value = make(), make_value()
+    made.log(value, step=1)
+    made.log({"a": 1}, step=value)
+    made.log_text("t", "x", step=value)
+    made.log_generations(value, step=2)
+    made.log_generations([value, ("q", "a", 1.0)], step=3, columns=[value])
+    with made.span(value, trace_id=value, parent=value, inputs=value, attributes=value) as span:
+        span.set_outputs(value)
+    made.log_span("s", value, value, value, value, value, value, value, value, value)
+
+    assert made.errors == 0
+    assert len(bodies(spool)) == 2
+    assert len(bodies(spool, RecordKind.SPAN)) == 2
+    tables = bodies(spool, RecordKind.GENERATIONS)
+    assert tables[-1]["rows"][-1] == ["q", "a", 1.0] or len(tables[-1]["rows"]) == 2
+
+
+def test_an_exception_without_a_text_does_not_escape(make: MakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    made = make()
+    made._failed("test", MuteError())
+
+    assert capsys.readouterr().err == "verl-shipper: test failed: MuteError\n"
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,6 @@ class Client:
         self._forked = False
         self._finished = False
         self._warn_at_s = 0.0
-        self._told_loss = False
         self._spool_argument = spool_dir
         self._socket_argument = socket
         self._generation_calls = generations.CallCounter()

@@ -24,7 +24,7 @@ from verl_shipper.ingest import Ingest, IngestRefusedError
 from verl_shipper.liveness import Life, judge, silent_s
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.files import RealFiles
-from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header, this_process
+from verl_shipper_spool.header import HEADER_NAME, Process, StreamHeader, decode_header, this_process
 from verl_shipper_spool.loss_journal import read_losses
 from verl_shipper_spool.reader import Damage, Frame, StreamReader
 from verl_shipper_spool.segment import RawReader, list_segments
@@ -66,6 +66,7 @@ class Adopt:
     torn: int = 0
     looks: int = 0
     _done: set[str] = field(default_factory=set)
+    _here: Process = field(default_factory=this_process)  # asked once: it is judged by for every source at every look
 
     def look(self, now_s: float) -> bool:
         """One look at all folders. True when there is more to take at once."""
@@ -170,7 +171,7 @@ class Adopt:
 
     def _take(self, stream_id: str, source: Source, have: int, *, final: bool) -> int:
         """Ingest complete frames behind `have`; returns the number of bytes taken."""
-        raw = RawReader(source.reader._files, source.folder)  # noqa: SLF001 - the same door to the disk
+        raw = RawReader(RealFiles(), source.folder)
         taken = 0
         offset = have - self.ingest.pending(stream_id)
         while taken < LOOK_BYTES_MAX:
@@ -222,7 +223,7 @@ class Adopt:
             self._done.add(stream_id)
 
     def _life(self, source: Source) -> Life:
-        return judge(source.header.process, this_process(), silent_s(source.folder, time.time()))
+        return judge(source.header.process, self._here, silent_s(source.folder, time.time()))
 
     def _problem(self, key: str, text: str) -> None:
         if self.problems.get(key) != text:

@@ -39,7 +39,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.log_path = folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -117,7 +117,7 @@ class MlflowServer:
         process.wait(STOP_S_MAX)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -38,9 +38,10 @@ class TrackerServer(abc.ABC):
                 try:
                     change = json.loads(line)
                 except ValueError:
-                    continue  # torn by a kill: its request was not answered
+                    continue  # empty, or torn by a kill: its request was not answered
                 self.apply(change)
         self._journal = self._journal_path.open("ab", buffering=0)
+        self._journal.write(b"\n")  # ends a torn line; what follows must stand on one of its own
 
     @classmethod
     def defaults(cls) -> Mapping[str, Any]:

@@ -18,6 +18,8 @@ import asyncio
 import enum
 import hashlib
 import re
+import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -56,6 +58,7 @@ STATUS = {
     Fault.RATE_LIMIT: 429,
 }
 CONTROL = "/_control/"
+ABORT = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close throws the connection away
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,9 @@ async def _commit(
 def _cut(request: web.Request) -> web.Response:
     """RST instead of an answer."""
     if request.transport is not None:
+        connection = request.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
         request.transport.abort()
     return web.Response()
 

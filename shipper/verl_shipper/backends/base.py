@@ -22,10 +22,11 @@ Must not know: spool, cursors, sampling, other backends.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+from verl_shipper.checks import Finding
 from verl_shipper_spool.record import Record
 
 
@@ -132,6 +133,12 @@ class Backend(abc.ABC):
     @classmethod  # noqa: B027 - most backends have nothing to check
     def check(cls, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError for settings that cannot work; called once when the daemon starts, touches no network."""
+
+    @classmethod
+    def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:  # noqa: ARG003 - for those who have findings
+        """What `verl-shipper doctor` says about this tracker as seen from here: way, certificate, key. Asked only when
+        `check` had nothing to say; asks the tracker itself, a few seconds a step, and changes nothing there."""
+        return iter(())
 
     @abc.abstractmethod
     def open(self) -> Outcome | None:

@@ -1,0 +1,393 @@
+"""What `verl-shipper doctor` says, and how it asks a tracker: one HTTP request, taken apart.
+
+    name lookup ─ TCP ─ [CONNECT through the proxy] ─ TLS ─ request ─ answer ─ clock
+
+Each step has `timeout_s`; the first that fails is one line that names proxy, certificate, name lookup or whatever it
+was, with what to type next. Which way a request goes is decided as the SDKs decide it: a proxy that was given, else
+`https_proxy`, `http_proxy`, `all_proxy` (small letters first), unless NO_PROXY names the host; an authority that was
+given, else REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, SSL_CERT_FILE, else the system's.
+
+    answer = yield from probe(url, headers={...}, ca=settings.get("ca"))       inside a backend's `diagnose`
+
+Promises: certificates are always verified. No user name, password, query, header or body is ever in a finding.
+Must not know: which tracker is asked. On failure: a Finding, and None for the answer; nothing is raised.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import enum
+import http.client
+import ipaddress
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+
+STEP_S = 5.0
+CLOCK_S = 5.0  # above it, points of two machines stand in the wrong order, and signed requests begin to be refused
+BODY_BYTES_MAX = 64 * 1024
+CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+PORTS = {"http": 80, "https": 443}
+HOSTNAME_MISMATCH, NOT_YET_VALID, EXPIRED = 62, 9, 10  # OpenSSL's verify codes
+
+
+class Level(enum.Enum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. `what` is the fact, `hint` what to type next (empty when there is nothing to do)."""
+
+    level: Level
+    what: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. Names of headers are in small letters; `body` has at most BODY_BYTES_MAX."""
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    scheme: str
+    host: str
+    port: int
+    path: str  # with its query
+    authorization: str = field(repr=False, default="")
+
+    @property
+    def place(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """The way to a target. `text` tells it to a person."""
+
+    proxy: _Target | None
+    text: str
+
+
+class _BrokenError(Exception):
+    """A step failed."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.finding = Finding(Level.FAIL, what, hint)
+
+
+def probe(
+    url: str,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    proxy: str | None = None,
+    ca: str | None = None,
+    timeout_s: float = STEP_S,
+) -> Generator[Finding, None, Answer | None]:
+    """Findings about one request to `url`; returns the answer, None when there was none.
+
+    Any HTTP status but a proxy's own is an answer: whether 401 is bad is for the caller to say. `proxy` and `ca` (a
+    file or folder) go before the environment's. Redirects are not followed.
+    """
+    began_s = time.monotonic()
+    try:
+        target = _target(url)
+        route = _route(target, proxy)
+        if route.proxy is not None and route.proxy.scheme != "http":
+            what = f"{shown(url)} is not checked: {route.text} speaks {route.proxy.scheme}, only http proxies are known"
+            yield Finding(Level.WARN, what, f"try it: curl -v {shown(url)}")
+            return None
+        sock, trust = _open(target, route, ca, timeout_s)
+        with sock:
+            answer = _exchange(sock, target, route, method, headers or {}, body)
+    except _BrokenError as broken:
+        yield broken.finding
+        return None
+    took = f"in {(time.monotonic() - began_s) * 1000:.0f} ms"
+    yield _told(url, answer, f"{took}, {route.text}{trust}")
+    clock = clock_finding(answer, time.time())
+    if clock is not None:
+        yield clock
+    return answer
+
+
+def shown(url: str) -> str:
+    """`url` as it may be printed: no user, password, query or fragment."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "[not an address]"
+    host = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
+
+
+def clock_finding(answer: Answer, now_s: float) -> Finding | None:
+    """How this machine's clock differs from the server's; None when the server does not tell its own time."""
+    if "age" in answer.headers:
+        return None  # a cache's old answer
+    try:
+        theirs_s = email.utils.parsedate_to_datetime(answer.headers["date"]).timestamp() + 0.5  # whole seconds
+    except (KeyError, TypeError, ValueError):
+        return None
+    ahead_s = now_s - theirs_s
+    if abs(ahead_s) <= CLOCK_S:
+        return Finding(Level.OK, f"clock agrees with the tracker's within {CLOCK_S:g} s")
+    what = f"this machine's clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the tracker's"
+    return Finding(Level.WARN, what, "look which one is wrong: timedatectl status")
+
+
+def bypasses(host: str, port: int, no_proxy: str) -> bool:
+    """Whether a NO_PROXY list names the host: *, names with all below them, addresses, networks, each with a port."""
+    for entry in no_proxy.replace(" ", "").lower().split(","):
+        if entry == "*":
+            return True
+        name, _, wanted_port = entry.rpartition(":") if entry.count(":") == 1 else (entry, "", "")
+        if not name or (wanted_port and wanted_port != str(port)):
+            continue
+        try:
+            if ipaddress.ip_address(host) in ipaddress.ip_network(name.strip("[]"), strict=False):
+                return True
+        except ValueError:
+            bare = name.lstrip("*").lstrip(".")
+            if host.lower() == bare or host.lower().endswith(f".{bare}"):
+                return True
+    return False
+
+
+def _target(url: str, default_scheme: str = "") -> _Target:
+    text = url if "://" in url or not default_scheme else f"{default_scheme}://{url}"
+    try:
+        parts = urlsplit(text)
+        port = parts.port or PORTS.get(parts.scheme, 1080)
+        host = parts.hostname
+    except ValueError:
+        raise _BrokenError("the address cannot be read", "write http(s)://HOST[:PORT]") from None
+    if not host or (parts.scheme not in PORTS and not default_scheme):
+        raise _BrokenError(f"{shown(text)} is no web address", "write http(s)://HOST[:PORT]")
+    path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
+    return _Target(parts.scheme, host, port, path, _basic(parts))
+
+
+def _basic(parts: SplitResult) -> str:
+    if not parts.username:
+        return ""
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _route(target: _Target, given: str | None) -> _Route:
+    if given:
+        proxy = _target(given, "http")
+        return _Route(proxy, f"by proxy {proxy.place}")
+    for name in (f"{target.scheme}_proxy", "all_proxy"):
+        found = next((each for each in (name, name.upper()) if each in os.environ), None)
+        if found is None or not os.environ[found]:
+            continue
+        if bypasses(target.host, target.port, os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))):
+            return _Route(None, "directly (NO_PROXY)")
+        proxy = _target(os.environ[found], "http")
+        return _Route(proxy, f"by proxy {proxy.place} ({found})")
+    return _Route(None, "directly")
+
+
+def _open(target: _Target, route: _Route, ca: str | None, timeout_s: float) -> tuple[socket.socket, str]:
+    """A connection to speak HTTP over, and by whom the server's certificate is vouched for."""
+    context, trust = _trusted(ca) if target.scheme == "https" else (None, "")
+    first = route.proxy or target
+    sock = _connect(first, f"proxy {first.place}" if route.proxy else first.place, timeout_s)
+    try:
+        if context is None:
+            return sock, ""
+        if route.proxy is not None:
+            _tunnel(sock, target, route.proxy)
+        return _secure(sock, context, target, route), f", certificate trusted by {trust}"
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connect(target: _Target, who: str, timeout_s: float) -> socket.socket:
+    addresses = _looked_up(target, who, timeout_s)
+    deadline_s = time.monotonic() + timeout_s
+    for index, (family, kind, protocol, _, address) in enumerate(addresses):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            # The last address gets what the others left: one family that leads nowhere must not hide the other.
+            sock.settimeout(max(deadline_s - time.monotonic(), 0.1) / (len(addresses) - index))
+            sock.connect(address)
+            sock.settimeout(timeout_s)
+            return sock
+        except OSError as error:
+            sock.close()
+            if index == len(addresses) - 1:
+                _refused(error, target, who, timeout_s)
+    raise _BrokenError(f"{who} has no address", f"getent hosts {target.host}")
+
+
+def _refused(error: OSError, target: _Target, who: str, timeout_s: float) -> NoReturn:
+    if isinstance(error, TimeoutError):
+        what = f"no connection to {who} within {timeout_s:g} s: the host is down, or a firewall is between"
+        raise _BrokenError(what, "if a proxy is needed: export https_proxy=http://HOST:PORT") from error
+    if isinstance(error, ConnectionRefusedError):
+        what = f"nothing listens at {who} (connection refused)"
+        raise _BrokenError(what, f"start the server or correct the address; look: curl -v telnet://{target.place}")
+    raise _BrokenError(f"cannot connect to {who}: {error.strerror or error}", f"ip route get {target.host}") from error
+
+
+def _looked_up(target: _Target, who: str, timeout_s: float) -> list[Any]:
+    """Addresses of a host. In a thread of its own: the resolver knows no time limit."""
+    found: list[Any] = []
+
+    def look() -> None:
+        try:
+            found.append(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=look, name="name lookup", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    result = found[0] if found else TimeoutError(f"no answer within {timeout_s:g} s")
+    if isinstance(result, Exception):
+        why = (result.strerror if isinstance(result, OSError) else None) or result
+        what = f"name lookup of {target.host} failed{f' (for {who})' if who != target.place else ''}: {why}"
+        raise _BrokenError(what, f"correct the name, or /etc/resolv.conf; look: getent hosts {target.host}")
+    return list(result)
+
+
+def _tunnel(sock: socket.socket, target: _Target, proxy: _Target) -> None:
+    """Have the proxy connect us to the target."""
+    who = f"proxy {proxy.place}"
+    lines = [f"CONNECT {target.place} HTTP/1.1", f"Host: {target.place}"]
+    if proxy.authorization:
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
+    try:
+        sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        response = http.client.HTTPResponse(sock, method="CONNECT")
+        response.begin()
+        status = response.status
+        response.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _BrokenError(f"{who} {_silence_of(error)}", f"is it an HTTP proxy? curl -v -x {proxy.place}") from error
+    if status == 407:
+        raise _wants_password(proxy)
+    if not 200 <= status < 300:
+        hint = f"let the proxy's owner allow it, or go past it: export NO_PROXY={target.host}"
+        raise _BrokenError(f"{who} does not connect us to {target.place}: it answers {status}", hint)
+
+
+def _wants_password(proxy: _Target) -> _BrokenError:
+    what = "refuses its user and password" if proxy.authorization else "wants a user and a password"
+    hint = f"export https_proxy=http://USER:PASSWORD@{proxy.place} (other signs than letters and digits as %XX)"
+    return _BrokenError(f"proxy {proxy.place} {what} (407)", hint)
+
+
+def _trusted(ca: str | None) -> tuple[ssl.SSLContext, str]:
+    """Whom to trust: exactly the given file or folder, else the environment's, else the system."""
+    path, origin = ca or "", "as configured"
+    for name in CA_VARIABLES:
+        if not path:
+            path, origin = os.environ.get(name, ""), name
+    try:
+        if not path:
+            return ssl.create_default_context(), "the system's authorities"
+        is_folder = os.path.isdir(path)
+        context = ssl.create_default_context(cafile=None if is_folder else path, capath=path if is_folder else None)
+        return context, f"{path} ({origin})"
+    except OSError as error:  # SSLError is one
+        why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        hint = f"give a PEM file; look: openssl x509 -noout -subject -in {path}"
+        raise _BrokenError(f"certificate authority {path} ({origin}) cannot be used: {why}", hint) from error
+
+
+def _secure(sock: socket.socket, context: ssl.SSLContext, target: _Target, route: _Route) -> ssl.SSLSocket:
+    by = f", reached {route.text}," if route.proxy else ""
+    try:
+        return context.wrap_socket(sock, server_hostname=target.host)
+    except ssl.SSLCertVerificationError as error:
+        what = f"certificate of {target.place}{by} is not trusted: {error.verify_message}"
+        if error.verify_code == HOSTNAME_MISMATCH:
+            raise _BrokenError(what, "use the name that the certificate is made for") from error
+        if error.verify_code in (NOT_YET_VALID, EXPIRED):
+            raise _BrokenError(what, "renew it, or set this machine's clock: timedatectl status") from error
+        hint = "trust its authority: export SSL_CERT_FILE=/PATH/ca.pem REQUESTS_CA_BUNDLE=/PATH/ca.pem"
+        raise _BrokenError(what, hint) from error
+    except ssl.SSLError as error:
+        what = f"no TLS with {target.place}{by}: {error.reason or type(error).__name__}"
+        raise _BrokenError(what, "if the server speaks plain HTTP, write http://") from error
+    except (OSError, ValueError) as error:
+        raise _BrokenError(f"{target.place}{by} {_silence_of(error)} (TLS)", "is it an HTTPS server?") from error
+
+
+def _exchange(
+    sock: socket.socket,
+    target: _Target,
+    route: _Route,
+    method: str,
+    headers: Mapping[str, str],
+    body: bytes | None,
+) -> Answer:
+    """The request and its answer over an open connection."""
+    is_default_port = target.port == PORTS[target.scheme]
+    host = target.place.rpartition(":")[0] if is_default_port else target.place
+    sent = {"Host": host, "User-Agent": "verl-shipper-doctor", "Connection": "close"}
+    path = target.path
+    if route.proxy is not None and target.scheme == "http":
+        path = f"http://{host}{target.path}"
+        sent |= {"Proxy-Authorization": route.proxy.authorization} if route.proxy.authorization else {}
+    sent |= {"Authorization": target.authorization} if target.authorization else {}
+    who = f"proxy {route.proxy.place}" if path != target.path and route.proxy else target.place
+    connection = http.client.HTTPConnection(target.host, target.port)
+    connection.sock = sock
+    try:
+        connection.request(method, path, body, {**sent, **headers})
+        response = connection.getresponse()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        answer = Answer(response.status, found, response.read(BODY_BYTES_MAX))
+    except (OSError, http.client.HTTPException) as error:
+        raise _BrokenError(f"{who} {_silence_of(error)}", f"look: curl -v http://{target.place}/") from error
+    except ValueError as error:  # its text would show the header
+        raise _BrokenError("the key holds signs that no HTTP header can carry", "write it anew") from error
+    finally:
+        connection.close()
+    if answer.status == 407 and route.proxy is not None:
+        raise _wants_password(route.proxy)
+    return answer
+
+
+def _silence_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "takes the connection and does not answer in time"
+    if isinstance(error, http.client.RemoteDisconnected | ConnectionError):
+        return "closes the connection without an answer"
+    if isinstance(error, http.client.HTTPException):
+        return "answers something that is no HTTP"
+    return f"cannot be talked to: {getattr(error, 'strerror', None) or type(error).__name__}"
+
+
+def _told(url: str, answer: Answer, how: str) -> Finding:
+    what = f"{shown(url)} answers {answer.status} {how}"
+    if answer.status >= 500:
+        return Finding(Level.WARN, what, "look again later; the daemon keeps everything and retries by itself")
+    if 300 <= answer.status < 400:
+        place = shown(urljoin(url, answer.headers.get("location", "")))
+        return Finding(Level.WARN, f"{what} and sends us on to {place}", "configure that address instead")
+    return Finding(Level.OK, what)

@@ -28,10 +28,9 @@ class Reader:
         answer = []
         for column, rows in self._columns(body, "scalar"):
             rows.sort(key=lambda row: row.index)
-            most = int(body.get("num") or len(rows) or 1)
-            if len(rows) > most:
-                rows = [rows[place * len(rows) // most] for place in range(most)]
-            points = [{"index": row.index, "data": row.data, "timestamp": _milliseconds(row)} for row in rows]
+            most = min(int(body.get("num") or len(rows)), len(rows))
+            told = [rows[place * len(rows) // most] for place in range(most)]
+            points = [{"index": row.index, "data": row.data, "timestamp": _milliseconds(row)} for row in told]
             answer.append({**column, "projectId": body["projectId"], "metrics": points})
         return answer
 

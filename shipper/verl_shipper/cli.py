@@ -156,6 +156,41 @@ def status(as_json: bool, watch: bool, state_dir: str | None) -> None:
 
 
 @main.command()
+@_config_options
+@click.option("--socket", metavar="ADDR", help="The daemon's address, as given to `run`.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def doctor(
+    config_path: str | None,
+    backends: Sequence[str],
+    overrides: Sequence[str],
+    state_dir: str | None,
+    socket: str | None,
+    as_json: bool,
+) -> None:
+    """Check this machine, the daemon and the way to every tracker. Exit code 1 when something fails.
+
+    \b
+    verl-shipper doctor --backend mlflow --set backends.mlflow.tracking_uri=http://tracker:5000
+    """
+    from verl_shipper import doctor as examination
+    from verl_shipper.checks import Level
+    from verl_shipper.serve import with_places
+
+    config = with_places(_load(config_path, overrides, backends, need_backends=False), state_dir, socket, ())
+    colors = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+    width = examination.width_of(config)
+    lines = []
+    for line in examination.examine(config):
+        lines.append(line)
+        level = line.finding.level
+        if not as_json:
+            click.echo(f"{click.style(f'{level.value:<4}', fg=colors[level])}  {line.text(width)}")
+    if as_json:
+        click.echo(json.dumps([line.to_json() for line in lines], indent=2))
+    sys.exit(int(any(line.finding.level is Level.FAIL for line in lines)))
+
+
+@main.command()
 @click.argument("path", metavar="DIR|STREAM")
 def cat(path: str) -> None:
     """Print the records of a spool or of one stream as JSON lines.
@@ -243,10 +278,10 @@ def demo(out: str, steps: int) -> None:
     sys.exit(run_demo(out, steps))
 
 
-def _load(path: str | None, overrides: Sequence[str], backends: Sequence[str]) -> Any:
+def _load(path: str | None, overrides: Sequence[str], backends: Sequence[str], *, need_backends: bool = True) -> Any:
     from verl_shipper.config import load_config
 
-    config = load_config(path, overrides, backends)
+    config = load_config(path, overrides, backends, need_backends=need_backends)
     logging.basicConfig(level=config.log_level, format="verl-shipper: %(message)s", stream=sys.stderr)
     return config
 

@@ -24,7 +24,9 @@ from typing import Any, ClassVar
 
 from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Retry, RunInfo
 from verl_shipper.backends.paths import component
+from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
+from verl_shipper.folders import disk_findings, folder_findings
 from verl_shipper.values import flatten_metrics, to_json, visible
 from verl_shipper_spool.files import RealFiles
 from verl_shipper_spool.record import KIND_NAME, Record, RecordKind
@@ -50,6 +52,12 @@ class FileBackend(Backend):
                 where="backends.file.dir",
                 hint="set it, for example with --set backends.file.dir=./records",
             )
+
+    @classmethod
+    def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:
+        folder = os.path.abspath(os.path.expanduser(settings["dir"]))
+        yield from folder_findings(folder, private=False)
+        yield from disk_findings(folder, "records")
 
     @property
     def path(self) -> str:

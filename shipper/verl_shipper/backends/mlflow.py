@@ -28,16 +28,18 @@ import importlib.util
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
+from verl_shipper.backends import mlflow_diagnose
 from verl_shipper.backends.base import Backend, Batch, Delivered, Limits, Memory, Outcome, Park, Reject, Retry, RunInfo
 from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker
 from verl_shipper.backends.mlflow_outcome import RefusedError
 from verl_shipper.backends.mlflow_plan import Planner, Request, deliver
 from verl_shipper.backends.mlflow_run import Place, RunFinder
+from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper_spool.redact import scrub
 
@@ -81,6 +83,10 @@ class MlflowBackend(Backend):
             )
         if importlib.util.find_spec("mlflow") is None:
             raise ConfigError("mlflow is not installed", hint="pip install 'verl-shipper[mlflow]'")
+
+    @classmethod
+    def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:
+        return mlflow_diagnose.findings(tracking_uri(settings))
 
     def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
         super().__init__(run, settings, memory)

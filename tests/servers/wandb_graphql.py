@@ -137,6 +137,8 @@ def _upsert_bucket(call: Call) -> dict[str, Any]:
     run_id = call.variables.get("name") or secrets.token_hex(4)
     is_new = f"{entity}/{project}/{run_id}" not in call.store.runs
     sent = {key: value for key, value in call.variables.items() if value is not None}
+    sent["config"] = parsed(sent.get("config") or "{}")
+    parsed(sent.get("summaryMetrics") or "{}")
     call.keep(
         {"op": "upsert", "entity": entity, "project": project, "run_id": run_id, "at_s": call.now_s, "sent": sent}
     )
@@ -207,7 +209,9 @@ def _create_artifact(call: Call) -> dict[str, Any]:
     versions = call.store.versions(run.key, type_, name)
     committed = [artifact for artifact in versions if artifact.committed]
     latest = {"id": committed[-1].artifact_id} if committed else None
-    known = [artifact for artifact in committed if artifact.digest == digest]
+    known = []
+    if call.inputs.get("enableDigestDeduplication", True):
+        known = [artifact for artifact in committed if artifact.digest == digest]
     known += [artifact for artifact in versions if client_id is not None and artifact.client_id == client_id]
     if known:
         artifact = known[0]
@@ -261,6 +265,17 @@ def _commit_artifact(call: Call) -> dict[str, Any]:
     if not artifact.committed:
         call.keep({"op": "commit", "artifact_id": artifact.artifact_id})
     return {"commitArtifact": {"artifact": {"id": artifact.artifact_id, "digest": artifact.digest}}}
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Refuse what is no JSON object before the journal has it."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RefusedError(400, f"no JSON: {text[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise RefusedError(400, f"no JSON object: {text[:80]!r}")
+    return value
 
 
 def opaque(kind: str, name: str) -> str:

@@ -22,8 +22,8 @@ from aiohttp import web
 
 from servers.app import TrackerServer, main
 from servers.faults import CONTROL
-from servers.wandb_graphql import Call, RefusedError, answer
-from servers.wandb_store import Store
+from servers.wandb_graphql import Call, RefusedError, answer, parsed
+from servers.wandb_store import HISTORY, Store
 
 STORAGE = "/storage/"
 
@@ -76,10 +76,10 @@ class WandbServer(TrackerServer):
             return _refuse(error.status, str(error))
 
     async def _graphql(self, request: web.Request) -> web.Response:
-        sent = await request.json()
+        sent = parsed(await request.text())
         now_s = time.time()
         call = Call(
-            query=sent["query"],
+            query=sent.get("query") or "",
             variables=sent.get("variables") or {},
             store=self.store,
             keep=self.keep,
@@ -92,8 +92,11 @@ class WandbServer(TrackerServer):
 
     async def _file_stream(self, request: web.Request) -> web.Response:
         run = self._run(request)
-        sent = await request.json()
-        if sent.get("files") or sent.get("complete"):  # the rest is heartbeats
+        sent = parsed(await request.text())
+        files = sent.get("files") or {}
+        for line in files.get(HISTORY, {}).get("content", []):
+            parsed(line)
+        if files or sent.get("complete"):  # the rest is heartbeats
             self.keep({"op": "stream", "run": run, "at_s": time.time(), "sent": sent})
         return web.json_response({"exitcode": None, "limits": {}})
 
@@ -135,11 +138,14 @@ class WandbServer(TrackerServer):
         if ".." in Path(name).parts:
             raise RefusedError(400, f"{name} is no name for a file")
         path = self.folder / "storage" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         body = await request.read()
         torn = self.folder / "incoming"
         torn.write_bytes(body)
-        os.replace(torn, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(torn, path)
+        except OSError as error:
+            raise RefusedError(400, f"{name} is no name for a file: {error}") from error
         return len(body)
 
 

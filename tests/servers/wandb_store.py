@@ -39,7 +39,8 @@ class Run:
     exit_code: int | None = None
     created: int = 0
     streams: dict[str, list[str | None]] = field(default_factory=dict)
-    stored_s: list[float] = field(default_factory=list)  # when each history line came first
+    stored_s: list[float] = field(default_factory=list)  # of each history line: when it came first,
+    steps: list[int] = field(default_factory=list)  # and its `_step`
     summaries: list[tuple[float, str]] = field(default_factory=list)
     rewrites: int = 0
     conflicts: int = 0
@@ -63,8 +64,8 @@ class Run:
 
     def history(self, before_s: float | None, step_min: int, step_end: int) -> Iterator[str]:
         """Lines, as stored, whose `_step` is in [step_min, step_end)."""
-        for line in self.lines(before_s):
-            if line is not None and step_min <= json.loads(line).get("_step", 0) < step_end:
+        for line, step in zip(self.lines(before_s), self.steps, strict=False):
+            if line is not None and step_min <= step < step_end:
                 yield line
 
     def write(self, name: str, offset: int, content: list[str], at_s: float) -> None:
@@ -72,20 +73,25 @@ class Run:
             self.summaries = [*self.summaries, *((at_s, text) for text in content)][-SUMMARIES_MAX:]
             return
         lines = self.streams.setdefault(name, [])
-        judged = name == HISTORY  # a console may well overwrite its last line
-        if offset > len(lines):
-            self.gaps += judged
+        if name != HISTORY:  # a console may well overwrite its last line
             lines += [None] * (offset - len(lines))
+            lines[offset : offset + len(content)] = content
+            return
+        if offset > len(lines):
+            self.gaps += 1
+            self._extend(offset - len(lines), at_s)
+        self._extend(offset + len(content) - len(lines), at_s)
         for index, line in enumerate(content, start=offset):
-            if index == len(lines):
-                lines.append(line)
-                continue
-            if judged and lines[index] is not None:
+            if lines[index] is not None:
                 self.rewrites += lines[index] == line
                 self.conflicts += lines[index] != line
             lines[index] = line
-        if judged:
-            self.stored_s += [at_s] * (len(lines) - len(self.stored_s))
+            self.steps[index] = json.loads(line).get("_step", 0)
+
+    def _extend(self, count: int, at_s: float) -> None:
+        self.streams[HISTORY] += [None] * count
+        self.stored_s += [at_s] * count
+        self.steps += [0] * count
 
     def told(self) -> dict[str, Any]:
         """This run as JSON for a test."""
@@ -178,7 +184,7 @@ class Store:
         run.tags = run.tags if sent.get("tags") is None else sent["tags"]
         run.state = sent.get("state") or "running"
         if sent.get("config"):
-            run.config = json.loads(sent["config"])
+            run.config = sent["config"]
         if sent.get("summaryMetrics"):
             run.write(SUMMARY, 0, [sent["summaryMetrics"]], at_s)
 

@@ -170,11 +170,13 @@ def test_a_run_goes_on_over_a_kill_of_the_server(server: ServerProcess, tmp_path
 
 
 def test_a_resumed_run_drops_what_is_there_and_goes_on(server: ServerProcess, tmp_path: Path) -> None:
-    train(server, tmp_path / "first", steps=[0, 5])
+    caller = Caller(server)
+    project, _ = caller.created()
+    caller.log(project, *((step, step / 2) for step in range(5)))
 
     server.kill()
     server.start()
-    train(server, tmp_path / "second", steps=[3, 8])
+    train(server, tmp_path / "sdk", steps=[3, 8])
 
     run = run_state(server, RUN)
     assert points(server, RUN, "a") == [(step, step / 2) for step in range(8)]

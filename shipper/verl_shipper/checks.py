@@ -363,7 +363,7 @@ def _exchange(
         found = {name.lower(): value for name, value in response.getheaders()}
         answer = Answer(response.status, found, response.read(BODY_BYTES_MAX))
     except (OSError, http.client.HTTPException) as error:
-        raise _BrokenError(f"{who} {_silence_of(error)}", f"look: curl -v http://{target.place}/") from error
+        raise _BrokenError(f"{who} {_silence_of(error)}", f"look: curl -v {target.scheme}://{target.place}/") from error
     except ValueError as error:  # its text would show the header
         raise _BrokenError("the key holds signs that no HTTP header can carry", "write it anew") from error
     finally:

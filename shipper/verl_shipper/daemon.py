@@ -208,10 +208,11 @@ class Daemon:
             self._adopt_s = now_s  # there is more: again at once
 
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A lane's settings; a backend that guards the making of runs does it below our state."""
-        if "lock_dir" in (load_backend(name).settings_known or ()):
-            return {"lock_dir": os.path.join(self.places.state_dir, "locks"), **settings}
-        return dict(settings)
+        """A lane's settings; a backend that needs places of its own gets them below our state."""
+        places = {"lock_dir": "locks", "work_dir": os.path.join("work", name)}
+        known = load_backend(name).settings_known or ()
+        given = {key: os.path.join(self.places.state_dir, below) for key, below in places.items() if key in known}
+        return {**given, **settings}
 
     def _hold_root(self, root: str) -> None:
         """One daemon per spool folder. A folder we cannot write in can still be read; it is held once it can be."""

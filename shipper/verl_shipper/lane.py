@@ -155,8 +155,7 @@ class Lane:
         if cursor is None:
             cursor = self._cursors[name] = Cursor(name, header.run_id)
             # New to this lane, or its state was lost: the backend says what is already there.
-            if run.future is None:
-                close_backend(run)
+            run.must_ask = True
         run.streams[name] = Stream(header, StreamReader(folder), cursor)
         run.look_s = 0.0
 
@@ -175,9 +174,10 @@ class Lane:
             if now_s - run.active_s > IDLE_CLOSE_S:
                 close_backend(run)
             return False
-        if sealed is None and run.opened:
+        is_ready = run.opened and not run.must_ask
+        if sealed is None and is_ready:
             return self._seal(run, now_s)
-        run.sealed = sealed if run.opened else None
+        run.sealed = sealed if is_ready else None
         run.delivery = TRANSITIONS[run.delivery, Step.SEND]
         run.started_s = run.active_s = now_s
         if run.sealed is None:
@@ -211,12 +211,16 @@ class Lane:
         outcome = run.backend.open()
         if outcome is not None and not isinstance(outcome, Delivered):
             return outcome
-        fresh = [stream for stream in run.streams.values() if stream.cursor.offset == 0]
-        if fresh:
-            watermark = run.backend.watermark()
-            for stream in fresh:
-                stream.already = watermark.get(stream.cursor.stream_id, 0)
         run.opened = True
+        run.must_ask = False  # before we look: a stream that comes meanwhile asks again
+        fresh = [stream for stream in list(run.streams.values()) if stream.cursor.offset == 0]
+        try:
+            watermark = run.backend.watermark() if fresh else {}
+        except BaseException:
+            run.must_ask = True
+            raise
+        for stream in fresh:
+            stream.already = watermark.get(stream.cursor.stream_id, 0)
         return Delivered()
 
     def _seal(self, run: RunLane, now_s: float) -> bool:

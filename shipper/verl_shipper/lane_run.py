@@ -46,6 +46,7 @@ class RunLane:
     due_s: float = 0.0
     hangs: int = 0  # uploads in a row that did not come back, over restarts of the lane
     opened: bool = False
+    must_ask: bool = True  # streams have come of which only the backend can say what is there
     has_outbox: bool = True  # until looked
     news_at_s: float | None = None
     look_s: float = 0.0
@@ -83,6 +84,7 @@ def outcome_of(run: RunLane, future: Future[Outcome]) -> Outcome:
 def close_backend(run: RunLane) -> None:
     if run.opened:
         run.opened = False
+        run.must_ask = True
         try:
             run.backend.close()
         except Exception:

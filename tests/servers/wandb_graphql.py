@@ -291,6 +291,43 @@ def _project(entity: str, project: str) -> dict[str, Any]:
     }
 
 
+def _artifact_by_id(call: Call) -> dict[str, Any]:
+    """What the SDK reads once more of an artifact that it has committed."""
+    artifact = call.store.artifacts.get(call.variables["id"])
+    if artifact is None:
+        return {"artifact": None}
+    entity, project, _ = artifact.run.split("/", 2)
+    sequence = {
+        "__typename": "ArtifactSequence",
+        "id": opaque("ArtifactSequence", artifact.name),
+        "name": artifact.name,
+        "project": {"id": opaque("Project", project), "name": project, "entity": {"name": entity}},
+    }
+    told = {
+        "__typename": "Artifact",
+        "id": artifact.artifact_id,
+        "artifactSequence": sequence,
+        "versionIndex": 0,
+        "artifactType": {"name": artifact.type},
+        "description": None,
+        "metadata": None,
+        "ttlDurationSeconds": -2,
+        "ttlIsInherited": True,
+        "tags": [],
+        "historyStep": None,
+        "state": "COMMITTED" if artifact.committed else "PENDING",
+        "size": sum(artifact.files.values()),
+        "digest": artifact.digest,
+        "digestAlgorithm": "MANIFEST_MD5",
+        "commitHash": "",
+        "fileCount": len(artifact.files),
+        "createdAt": "2026-01-01T00:00:00",
+        "updatedAt": None,
+        "aliases": [],
+    }
+    return {"artifact": told}
+
+
 OPERATIONS: dict[str, Callable[[Call], dict[str, Any]]] = {
     "Viewer": _viewer,
     "ServerFeaturesQuery": _features,
@@ -304,4 +341,5 @@ OPERATIONS: dict[str, Callable[[Call], dict[str, Any]]] = {
     "CreateArtifactManifest": _create_artifact_manifest,
     "CreateArtifactFiles": _create_artifact_files,
     "CommitArtifact": _commit_artifact,
+    "ArtifactByID": _artifact_by_id,
 }

@@ -4,6 +4,8 @@ A lane makes one Backend object per run and calls it from one thread at a time:
 
     open() ─ upload(batch) ─ upload(batch) ─ … ─ close()
 
+`open` and `watermark` are called again, without a `close`, when the run gets streams that are new to the lane.
+
 `upload` answers with one of four outcomes and raises nothing on purpose; an exception is a bug of the backend, counted
 and retried like an outage.
 

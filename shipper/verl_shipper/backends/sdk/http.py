@@ -1,0 +1,93 @@
+"""Questions to a tracker's server by plain HTTP, and what an answer means.
+
+    what happened                                outcome
+    no connection, time-out, broken answer       Retry
+    408, 425, 429, 5xx                           Retry, after what Retry-After says
+    401, 403                                     Park: the key is refused
+    certificate not trusted, bad URL or proxy    Park: the operator must look
+    other statuses                               Park: this is not the server we look for
+
+A question changes nothing at the server and is never anybody's data: nothing here rejects a record. Proxies and
+certificates come from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, REQUESTS_CA_BUNDLE) as `requests` reads
+it, unless a proxy is given. Must not know: which tracker. On failure: RefusedError with the outcome.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from verl_shipper.backends.base import Outcome, Park, Retry
+from verl_shipper_spool.redact import scrub
+
+TIMEOUT_S = 15.0
+REASON_CHARS_MAX = 300
+
+
+class RefusedError(Exception):
+    """The question was not answered; `outcome` says what that means. `status` is HTTP's, 0 without an answer."""
+
+    def __init__(self, outcome: Outcome, status: int = 0) -> None:
+        super().__init__(str(outcome))
+        self.outcome = outcome
+        self.status = status
+
+
+class Http:
+    """A session with one server."""
+
+    def __init__(self, base_url: str, *, proxy: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        import requests
+
+        self.base_url = base_url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._session = requests.Session()
+        self._proxies = {"http": proxy, "https": proxy} if proxy else None
+        if not os.environ.get("REQUESTS_CA_BUNDLE") and os.environ.get("SSL_CERT_FILE"):
+            self._session.verify = os.environ["SSL_CERT_FILE"]
+
+    def ask(self, method: str, path: str, *, key_hint: str, **arguments: Any) -> Any:
+        """The JSON of a 2xx answer. `key_hint` is told when the key is refused. Raises RefusedError."""
+        import requests
+
+        try:
+            answer = self._session.request(
+                method, self.base_url + path, timeout=self._timeout_s, proxies=self._proxies, **arguments
+            )
+            if answer.ok:
+                return answer.json() if answer.content else {}
+        except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as error:
+            raise RefusedError(Park(f"not an address: {_line(error)}")) from error
+        except requests.exceptions.SSLError as error:
+            hint = "give the authority's file in SSL_CERT_FILE"
+            raise RefusedError(Park(f"certificate of {self.base_url} not trusted: {_line(error)}; {hint}")) from error
+        except requests.exceptions.ProxyError as error:
+            raise RefusedError(Retry(f"the proxy does not let us through: {_line(error)}")) from error
+        except (requests.exceptions.RequestException, ValueError) as error:
+            raise RefusedError(Retry(f"no answer from {self.base_url}: {_line(error)}")) from error
+        raise RefusedError(self._outcome(answer, key_hint), answer.status_code)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _outcome(self, answer: Any, key_hint: str) -> Outcome:
+        status = answer.status_code
+        said = scrub(" ".join(answer.text.split()))[: REASON_CHARS_MAX // 2]
+        if status in (401, 403):
+            return Park(f"key refused ({status}) by {self.base_url}; {key_hint}")
+        if status in (408, 425, 429) or status >= 500:
+            return Retry(f"{self.base_url} answered {status}: {said}", retry_after_s(answer.headers.get("Retry-After")))
+        return Park(f"{self.base_url} answered {status}, is it the right server? {said}")
+
+
+def retry_after_s(header: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for; None for none and for a date."""
+    try:
+        return max(float(header), 0.0) if header is not None else None
+    except ValueError:
+        return None
+
+
+def _line(error: BaseException) -> str:
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return scrub(text)[:REASON_CHARS_MAX]

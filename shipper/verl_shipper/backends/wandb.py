@@ -1,0 +1,309 @@
+"""Backend `wandb`: one W&B run per run, through wandb's own package in a process that may be thrown away.
+
+    metrics       a row of the history, x axis trainer/global_step, wall time of capture
+    generations   a table val/generations, one for each validation
+    text          a page
+    run_start     config; rank 0's
+    run_finish    finished (exit code 0) or failed; rank 0's
+    span, file    not shown at W&B (counted)
+
+wandb's package acknowledges nothing and may lose what it holds without a word. So a batch is delivered when the
+server's own count of lines has reached it and its files are there, and until then the outbox keeps it. Rows are
+numbered before they are sent, and every row carries its record's id: after a crash the server's history tells which
+rows of the batch in flight are there, and only the others are sent again.
+
+    wandb.py ── wandb_rows.py                       what is sent
+        └────── wandb_run.py ── wandb_api.py        what the server has
+                     └───────── sdk/child.py ── wandb_child.py        the SDK, in its own process
+
+Settings: docs/configuration.md. Must not know: cursors, backoff. On failure: an outcome; nothing is given up.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from verl_shipper.backends.base import (
+    Backend,
+    Batch,
+    Delivered,
+    Limits,
+    Memory,
+    Outcome,
+    Park,
+    Reject,
+    Retry,
+    RunInfo,
+)
+from verl_shipper.backends.paths import component
+from verl_shipper.backends.sdk.http import Http, RefusedError
+from verl_shipper.backends.sdk.run_lock import lock_path
+from verl_shipper.backends.secrets import find_key
+from verl_shipper.backends.wandb_api import RunAddress, WandbApi
+from verl_shipper.backends.wandb_rows import Plan, Row, plan
+from verl_shipper.backends.wandb_run import Sent, WandbRun, Wish
+from verl_shipper.errors import ConfigError
+
+DEFAULT_URL = "https://api.wandb.ai"
+SETTLE_S = 10.0  # the server's counts lag 2 to 4 s on a quiet day (wandb/wandb #12421)
+TRANSMIT_S = 2  # whole seconds, how often the SDK sends
+PROJECT_FORBIDDEN = re.compile(r"[/\\#?%:\x00-\x1f\x7f\ud800-\udfff]")
+RUN_FORBIDDEN = re.compile(r"[^\w\-.]", re.ASCII)
+MODES = ("online", "offline")
+
+
+class WandbBackend(Backend):
+    """Delivers one run to W&B."""
+
+    name: ClassVar[str] = "wandb"
+    settings_known: ClassVar[tuple[str, ...] | None] = (
+        "api_key_file",
+        "base_url",
+        "entity",
+        "group",
+        "job_type",
+        "lock_dir",
+        "log_artifact",
+        "mode",
+        "notes",
+        "save_code",
+        "settle_s",
+        "tags",
+        "transport",
+        "wandb_proxy",
+        "work_dir",
+    )
+    limits: ClassVar[Limits] = Limits(
+        items_max=1000, bytes_max=4 * 1024 * 1024, age_s_max=2.0, runs_at_once_max=8, upload_s_max=400.0
+    )
+
+    @classmethod
+    def check(cls, settings: Mapping[str, Any]) -> None:
+        def refuse(key: str, hint: str) -> None:
+            raise ConfigError(f"{key} is {settings[key]!r}", where=f"backends.wandb.{key}", hint=hint)
+
+        if settings.get("transport", "sdk") != "sdk":
+            refuse("transport", "it may be sdk")
+        if settings.get("mode", "online") not in MODES:
+            refuse("mode", f"it may be {' or '.join(MODES)}")
+        settle_s = settings.get("settle_s", SETTLE_S)
+        if isinstance(settle_s, bool) or not isinstance(settle_s, int | float) or not 0 < settle_s <= 60:
+            refuse("settle_s", "give seconds from 0 to 60")
+        if not urlsplit(base_url(settings)).hostname:
+            refuse("base_url", "give https://HOST, or unset WANDB_BASE_URL")
+        if importlib.util.find_spec("wandb") is None:
+            raise ConfigError("wandb is not installed", hint="pip install 'verl-shipper[wandb]'")
+
+    def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
+        super().__init__(run, settings, memory)
+        self._api: WandbApi | None = None
+        self._run: WandbRun | None = None
+        self._batch_id = ""  # the batch whose rows the child of now has
+        self._sent: Sent | None = None
+        self._planned: list[Row] = []  # rows of that batch that were not given to the child
+
+    def open(self) -> Outcome | None:
+        try:
+            self._open()
+        except RefusedError as refused:
+            self._let_go()
+            return refused.outcome
+        except OSError as error:
+            return Retry(f"cannot prepare for wandb: {error}")
+        return None
+
+    def upload(self, batch: Batch) -> Outcome:
+        made = plan(batch, self.memory.get("last_steps") or {})
+        if made.refused:
+            return Reject("; ".join(list(dict.fromkeys(made.refused.values()))[:3]), sorted(made.refused))
+        try:
+            run = self._open()
+            with run.mutex:
+                return self._deliver(run, batch, made)
+        except RefusedError as refused:
+            if isinstance(refused.outcome, Park):
+                self._let_go()
+            return refused.outcome
+        except OSError as error:
+            self._let_go()
+            return Retry(f"cannot work for wandb: {error}")
+
+    def watermark(self) -> Mapping[str, int]:
+        if self._run is None or self.memory.get("rows") is not None:
+            return {}  # a new stream: nothing of it is there
+        ordinals: dict[str, int] = {}
+        for row_id in self._run.rows_there(0):
+            stream_id, _, ordinal = row_id.rpartition(":")
+            if ordinal.isdecimal():
+                ordinals[stream_id] = max(int(ordinal) + 1, ordinals.get(stream_id, 0))
+        return ordinals
+
+    def close(self) -> None:
+        self._let_go()
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+
+    def _open(self) -> WandbRun:
+        """The run, opened: its lock held and its count known."""
+        if self._run is not None and self._run.is_writing:
+            return self._run
+        if self._run is None:
+            self._api, self._run = self._connect()
+        self._batch_id, self._sent = "", None
+        self._run.open(rows_known=self.memory.get("rows") or 0, is_clean=not self.memory.get("in_flight"))
+        return self._run
+
+    def _deliver(self, run: WandbRun, batch: Batch, made: Plan) -> Outcome:
+        if made.config is not None:
+            self.memory.put("config", made.config)
+        finish = self._finish_code(run, made)
+        if made.rows or made.config is not None or finish is not None:
+            if self._batch_id != batch.batch_id:
+                self._send(run, batch, made)
+            assert self._sent is not None, "sent just now"
+            run.confirm(self._sent)
+            if self._sent.refused:
+                return self._refuse(run, batch, self._sent.refused)
+            made.ignored["artifact_refused"] += self._sent.artifacts_refused
+        rows = run.lines
+        if finish is not None:
+            run.finish(finish)
+        self._batch_id, self._sent = "", None
+        in_flight = {key: line for key, line in self._in_flight().items() if not is_part(batch.batch_id, key)}
+        remember = {"rows": rows, "in_flight": in_flight, "last_steps": made.last_steps, "finish": finish}
+        return Delivered(remember, made.ignored)
+
+    def _send(self, run: WandbRun, batch: Batch, made: Plan) -> None:
+        """Give the child those rows of the batch that the server does not have."""
+        in_flight = self._in_flight()
+        first = next((first for key, first in in_flight.items() if is_part(batch.batch_id, key)), None)
+        there = run.rows_there(first) if first is not None and made.rows else {}
+        self._planned = [row for row in made.rows if row.row_id not in there]
+        if first is None and made.rows:
+            self.memory.put("in_flight", {**in_flight, batch.batch_id: run.lines})
+        run.start(self.memory.get("config") or {})
+        before = run.lines
+        self._sent = run.send(self._planned)
+        self._planned = self._planned[self._sent.lines - before :]
+        late = [(there[row.row_id], row) for row in made.rows if row.row_id in there and row.media]
+        if late:
+            self._sent.files |= run.attach(late)
+        self._batch_id = batch.batch_id
+
+    def _refuse(self, run: WandbRun, batch: Batch, reason: str) -> Outcome:
+        """wandb did not take a row: name its item. What went before it is there, and is recognised next time."""
+        bad = self._planned[0].row_id
+        self.memory.put("rows", run.lines)
+        self._batch_id, self._sent = "", None
+        index = next(place for place, item in enumerate(batch.items) if f"{item.stream_id}:{item.ordinal}" == bad)
+        return Reject(reason, [index])
+
+    def _finish_code(self, run: WandbRun, made: Plan) -> int | None:
+        """The exit code to end the run with after this batch; None when it goes on."""
+        if made.finish is not None:
+            code = made.finish.record.body.get("exit_code")
+            return code if isinstance(code, int) else 1
+        if made.config is not None:
+            return None
+        known = self.memory.get("finish")
+        if isinstance(known, int):
+            return known
+        # Another daemon may have ended the run that we only add to.
+        return None if run.is_writing else {"finished": 0, "failed": 1}.get(run.state_found)
+
+    def _in_flight(self) -> dict[str, int]:
+        return dict(self.memory.get("in_flight") or {})
+
+    def _let_go(self) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+        self._batch_id, self._sent = "", None
+
+    def _connect(self) -> tuple[WandbApi, WandbRun]:
+        url = base_url(self.settings)
+        proxy = self.settings.get("wandb_proxy")
+        try:
+            key = find_key(("WANDB_API_KEY",), self.settings, urlsplit(url).hostname)
+        except ConfigError as error:
+            raise RefusedError(Park(error.line())) from error
+        if key is None:
+            raise RefusedError(Park("no key for wandb; set WANDB_API_KEY or backends.wandb.api_key_file"))
+        api = WandbApi(Http(url, proxy=proxy), key.value, key.origin)
+        entity = self.settings.get("entity") or os.environ.get("WANDB_ENTITY") or self.memory.get("entity")
+        if not entity:
+            entity = api.entity()
+            self.memory.put("entity", entity)
+        address = RunAddress(str(entity), project_name(self.run.project), run_name(self.run.run_id))
+        return api, WandbRun(self._wish(address, url, key.value), api)
+
+    def _wish(self, address: RunAddress, url: str, key: str) -> Wish:
+        tags = self.settings.get("tags")
+        proxy = self.settings.get("wandb_proxy")
+        work_dir = self.settings.get("work_dir") or os.path.join(os.path.expanduser("~"), ".cache", "verl-shipper")
+        identity = (url, address.entity, address.project, address.run_id)
+        return Wish(
+            address=address,
+            where={
+                "entity": address.entity,
+                "project": address.project,
+                "id": address.run_id,
+                "name": self.run.experiment or None,
+                "group": self.settings.get("group"),
+                "job_type": self.settings.get("job_type"),
+                "notes": self.settings.get("notes"),
+                "tags": [tags] if isinstance(tags, str) else tags,
+                "resume": "allow",
+                "mode": "online",
+            },
+            settings={
+                "console": "off",
+                "http_proxy": proxy,
+                "https_proxy": proxy,
+                "quiet": True,
+                "save_code": bool(self.settings.get("save_code", False)),
+                "silent": True,
+                "x_disable_meta": True,
+                "x_disable_stats": True,
+                "x_file_stream_transmit_interval": TRANSMIT_S,
+                "x_save_requirements": False,
+                "x_skip_transaction_log": True,
+            },
+            environment=child_environment(url, key),
+            folder=os.path.join(work_dir, component("-".join(identity[1:]), RUN_FORBIDDEN)),
+            lock_path=lock_path(self.settings.get("lock_dir"), "wandb", *identity),
+            settle_s=float(self.settings.get("settle_s", SETTLE_S)),
+            with_artifacts=bool(self.settings.get("log_artifact", True)),
+        )
+
+
+def is_part(batch_id: str, of: str) -> bool:
+    """Whether a batch is another one, or what is left of it (the lane appends to the id then)."""
+    return batch_id == of or batch_id.startswith(f"{of}.")
+
+
+def base_url(settings: Mapping[str, Any]) -> str:
+    """The server that counts."""
+    return str(settings.get("base_url") or os.environ.get("WANDB_BASE_URL") or DEFAULT_URL).rstrip("/")
+
+
+def project_name(project: str) -> str:
+    """The project's name as far as W&B takes it."""
+    return component(project, PROJECT_FORBIDDEN, bytes_max=128) if project else "uncategorized"
+
+
+def run_name(run_id: str) -> str:
+    """The run's id as far as W&B takes it."""
+    return component(run_id, RUN_FORBIDDEN, bytes_max=64)
+
+
+def child_environment(url: str, key: str) -> dict[str, str]:
+    """What the SDK sees: our settings, nobody else's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    return {**kept, "WANDB_BASE_URL": url, "WANDB_API_KEY": key, "WANDB_ERROR_REPORTING": "false"}

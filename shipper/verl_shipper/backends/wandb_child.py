@@ -1,0 +1,128 @@
+"""The process that loads wandb: one run, rows as they are told, nothing of its own.
+
+    init          the run, with its configuration; answers where wandb would write the next row
+    log           rows with their numbers; answers the files that belong to them
+    attach        files of rows that are there already, once more
+    health        whether wandb's own sender has given up, and which artifacts are not committed yet
+    finish        the end of the run, as far as wandb says so
+
+wandb is told to keep no transaction log (the spool is ours), to collect nothing about the machine, and to number rows
+as we do. Started by sdk/child.py only. Must not know: servers, cursors. What wandb raises is the answer.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from typing import Any
+
+import wandb
+from wandb.sdk.artifacts._internal_artifact import InternalArtifact
+from wandb.sdk.artifacts.exceptions import WaitTimeoutError
+
+from verl_shipper.backends.sdk.serve import serve
+
+ROW_ERRORS = (ValueError, TypeError, KeyError)  # what wandb raises for a row it does not like
+
+
+class Run:
+    """The one run of this process."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.step_key = ""
+        self.with_artifacts = True
+        self.fatal = False
+        self.artifacts: list[Any] = []  # not committed yet
+        self.artifacts_refused = 0
+
+    def init(
+        self,
+        *,
+        where: dict[str, Any],
+        config: dict[str, Any],
+        settings: dict[str, Any],
+        step_key: str,
+        with_artifacts: bool,
+    ) -> dict[str, Any]:
+        """Create or resume the run. `where`: arguments of wandb.init."""
+        known = wandb.Settings.model_fields
+        chosen = {key: value for key, value in settings.items() if key in known}
+        if "stop_fn" in known:
+            chosen |= {"stop_fn": self._stop, "stop_on_fatal_error": True}
+        self.run = wandb.init(
+            **{key: value for key, value in where.items() if value is not None},
+            config=config,
+            settings=wandb.Settings(**chosen),
+        )
+        self.with_artifacts = with_artifacts
+        self.step_key = step_key
+        self.run.define_metric(step_key, hidden=True)
+        self.run.define_metric("*", step_metric=step_key, step_sync=False)
+        return {"starting_step": self.run.starting_step, "folder": self.run.dir}
+
+    def log(self, *, rows: list[list[Any]]) -> dict[str, Any]:
+        """Each row: its number, its values, its media. `done` of them are under way, `refused` says why no more."""
+        files: list[str] = []
+        for done, (number, values, media) in enumerate(rows):
+            try:
+                objects = self._media(number, media)
+                self.run.log({**values, **objects}, step=number, commit=True)
+            except ROW_ERRORS as error:
+                return {"done": done, "files": files, "refused": f"{type(error).__name__}: {error}"[:300]}
+            files += [_file_name(self.run.dir, each) for each in objects.values()]
+        return {"done": len(rows), "files": files, "refused": ""}
+
+    def attach(self, *, rows: list[list[Any]]) -> list[str]:
+        """As `log`, but the rows themselves are at the server."""
+        made = [each for number, _, media in rows for each in self._media(number, media).values()]
+        return [_file_name(self.run.dir, each) for each in made]
+
+    def health(self) -> dict[str, Any]:
+        pending = []
+        for artifact in self.artifacts:
+            try:
+                artifact.wait(timeout=0)
+            except (TimeoutError, WaitTimeoutError):
+                pending.append(artifact)
+            except ValueError:
+                self.artifacts_refused += 1
+        self.artifacts = pending
+        refused, self.artifacts_refused = self.artifacts_refused, 0
+        return {"fatal": self.fatal, "artifacts_pending": len(pending), "artifacts_refused": refused}
+
+    def finish(self, *, exit_code: int) -> None:
+        self.run.finish(exit_code=exit_code)
+
+    def _stop(self) -> None:
+        self.fatal = True
+
+    def _media(self, number: int, media: list[list[Any]]) -> dict[str, Any]:
+        """Objects whose files are on their way, by key."""
+        objects = {}
+        for key, kind, content in media:
+            if kind == "table":
+                made: Any = wandb.Table(columns=content["columns"], data=content["rows"], allow_mixed_types=True)
+                if self.with_artifacts and self.run.settings.mode == "online":
+                    self._log_artifact(made, key)
+            else:
+                made = wandb.Html(f"<pre>{html.escape(content)}</pre>", inject=False, data_is_not_path=True)
+            made.bind_to_run(self.run, key, number)
+            objects[key] = made
+        return objects
+
+    def _log_artifact(self, table: Any, key: str) -> None:
+        """The table as an artifact, the way wandb itself would, but remembered: it must be committed, too."""
+        artifact = InternalArtifact(f"run-{self.run.id}-{key}", "run_table")
+        artifact.add(table, key)
+        self.artifacts.append(self.run.log_artifact(artifact))
+
+
+def _file_name(folder: str, media: Any) -> str:
+    return os.path.relpath(media._path, folder)  # noqa: SLF001 - the name of the file at the server has no public place
+
+
+if __name__ == "__main__":
+    run = Run()
+    handlers = {name: getattr(run, name) for name in ("init", "log", "attach", "health", "finish")}
+    serve(handlers)

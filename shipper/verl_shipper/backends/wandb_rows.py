@@ -1,0 +1,167 @@
+"""Records made into rows of wandb's history: one record, one row, in order. Pure.
+
+    metrics       {flat name: number, …}
+    generations   {"val/generations": table}, parts of one table side by side (…_part_2, …)
+    text          {key: page}
+    run_start, run_finish     no row: configuration and state of the run
+
+Every row carries `trainer/global_step`, the x axis of all charts, so that late, repeated and out-of-order steps stand
+at their own step; `_timestamp`, the wall time of capture; and `_shipper`, the record's own id, by which a row that is
+there is recognised whatever happened in between. A record without a step stands at the last one before it in its
+stream.
+
+Names: an empty one is `unnamed`; one that wandb or we use ourselves gets a digest.
+Must not know: SDK, network. Never raises.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_shipper.backends.base import Batch, Item
+from verl_shipper.backends.mlflow_names import with_digest
+from verl_shipper.values import flatten_metrics, key_text, to_json, visible
+from verl_shipper_spool.record import RecordKind
+
+STEP_KEY = "trainer/global_step"
+TIME_KEY = "_timestamp"
+ID_KEY = "_shipper"
+GENERATIONS_KEY = "val/generations"
+RESERVED = frozenset({"_step", "_runtime", TIME_KEY, "_wandb", ID_KEY, STEP_KEY})
+NAME_CHARS_MAX = 500
+# wandb-core leaves out a longer line, and with it our count of lines.
+ROW_BYTES_MAX = 9 * 1024 * 1024
+ROW_VALUES_SMALL = 2000  # with names of NAME_CHARS_MAX that many cannot fill a line
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A table or a page that goes up as a file of its own. `content` is {"columns", "rows"} or a text."""
+
+    key: str
+    kind: str
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the history, but for its number."""
+
+    row_id: str
+    values: dict[str, Any]
+    media: tuple[Media, ...] = ()
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a batch becomes. `refused`: reason by index of the item."""
+
+    rows: list[Row] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
+    last_steps: dict[str, int] = field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    finish: Item | None = None
+
+
+def plan(batch: Batch, last_steps: Mapping[str, int]) -> Plan:
+    """The rows of a batch. `last_steps`: the last step by stream, of the batches before."""
+    made = Plan(last_steps=dict(last_steps))
+    for index, item in enumerate(batch.items):
+        kind = item.record.kind
+        if kind in (RecordKind.RUN_START, RecordKind.RUN_FINISH):
+            _take_state(item, made)
+        elif kind in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
+            _take_row(index, item, made)
+        else:
+            made.ignored[kind.name.lower()] += 1
+    return made
+
+
+def name_of(original: str) -> str:
+    """wandb's name for a key."""
+    if not original:
+        return "unnamed"
+    if original in RESERVED or len(original) > NAME_CHARS_MAX:
+        return with_digest(original[:NAME_CHARS_MAX], original)
+    return original
+
+
+def _take_state(item: Item, made: Plan) -> None:
+    """Only rank 0 of the job itself speaks for the run."""
+    if item.rank != 0 or item.record.body.get("forked"):
+        return
+    if item.record.kind is RecordKind.RUN_FINISH:
+        made.finish = item
+        return
+    made.finish = None
+    config = item.record.body.get("config")
+    made.config = to_json(config) if isinstance(config, Mapping) else {}
+
+
+def _take_row(index: int, item: Item, made: Plan) -> None:
+    record = item.record
+    if record.step is not None:
+        made.last_steps[item.stream_id] = record.step
+    values: dict[str, Any] = {}
+    media: list[Media] = []
+    if record.kind is RecordKind.METRICS:
+        flat = flatten_metrics(record.body)
+        made.ignored.update(flat.ignored)
+        values.update((name_of(name), number) for name, number in flat.numbers.items())
+    elif record.kind is RecordKind.GENERATIONS:
+        media.append(_table(record.body))
+    else:
+        media += _pages(record.body)
+    values[STEP_KEY] = made.last_steps.get(item.stream_id, 0)
+    values[TIME_KEY] = record.time_ns / 1e9
+    values[ID_KEY] = f"{item.stream_id}:{item.ordinal}"
+    size = len(json.dumps(values)) if len(values) > ROW_VALUES_SMALL else 0
+    if size > ROW_BYTES_MAX:
+        made.refused[index] = f"a row of {size} bytes; wandb takes {ROW_BYTES_MAX}"
+        return
+    made.rows.append(Row(values[ID_KEY], values, tuple(media)))
+
+
+def _table(body: Mapping[Any, Any]) -> Media:
+    columns = [visible(key_text(column)) for column in body.get("columns") or ()]
+    rows = [[_cell(cell) for cell in row] for row in body.get("rows") or ()]
+    width = max([len(columns), *map(len, rows)])
+    columns += [f"column {number + 1}" for number in range(len(columns), width)]
+    rows = [row + [None] * (width - len(row)) for row in rows]
+    part = body.get("part") or 0
+    call = body.get("call") or 0
+    key = GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
+    return Media(key, "table", {"columns": list(_different(columns)), "rows": rows})
+
+
+def _cell(cell: Any) -> Any:
+    """Numbers stay numbers, everything else is text: a column of mixed types would be refused."""
+    plain = to_json(cell)
+    if plain is None or isinstance(plain, str | int | float | bool):
+        return plain
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _pages(body: Mapping[Any, Any]) -> Iterator[Media]:
+    names: set[str] = set()
+    for key, text in body.items():
+        name = name_of(key_text(key))
+        if name not in names:
+            names.add(name)
+            yield Media(name, "page", visible(text if isinstance(text, str) else json.dumps(to_json(text))))
+
+
+def _different(names: list[str]) -> Iterator[str]:
+    """Column names, none twice."""
+    seen: set[str] = set()
+    for name in names:
+        unique = name
+        while unique in seen:
+            unique += "'"
+        seen.add(unique)
+        yield unique

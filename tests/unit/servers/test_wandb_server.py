@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +23,6 @@ from servers.process import ServerProcess
 from support.processes import wait_for
 from support.wandb_reader import body, rows, run, table, tables
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 KEY = "a" * 40
 SDK_S_MAX = 60.0
 PRELUDE = """
@@ -32,7 +33,10 @@ run = wandb.init(
     config={"lr": 0.1, "deep": {"x": 1}},
     settings=wandb.Settings(
         x_disable_stats=True, x_disable_meta=True, console="off", x_save_requirements=False,
-        x_file_stream_transmit_interval=1, x_file_stream_retry_wait_min_seconds=1,
+        x_file_stream_transmit_interval=1, **{
+            f"x_{road}_retry_wait_{bound}_seconds": 1
+            for road in ("file_stream", "file_transfer", "graphql") for bound in ("min", "max")
+        },
     ),
 )
 """
@@ -49,10 +53,29 @@ RESUME = "query RunResumeStatus($project: String, $entity: String, $name: String
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One healthy server. Use projects of your own; leave options as they were."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess("wandb_server", tmp_path_factory.mktemp("wandb")) as made:
         yield made
+
+
+@pytest.fixture
+def server(started: ServerProcess) -> Iterator[ServerProcess]:
+    """One healthy server for all tests of this file. Use projects of your own; options are put back."""
+    yield started
+    started.options(api_key=None, entity="tester", lag_s=0)
+
+
+@pytest.fixture(scope="module")
+def smoke(started: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run `r1` of project `smoke`, made by the real SDK, as it was at its end."""
+    script = """
+for step in range(1000):
+    run.log({"loss": 1 / (step + 1), "odd": float("nan")}, step=step, commit=True)
+run.log({"val/gen": wandb.Table(columns=["in", "out"], data=[[1, "x"], [2, "y"]]), "page": wandb.Html("<b>hi</b>")})
+run.finish()
+"""
+    printed(started, tmp_path_factory.mktemp("smoke"), "smoke", "r1", script)
+    return run(started, "smoke", "r1")
 
 
 @pytest.fixture
@@ -61,7 +84,8 @@ def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield made
 
 
-def sdk(server: ServerProcess, folder: Path, project: str, run_id: str, script: str) -> subprocess.Popen[str]:
+@contextmanager
+def sdk(server: ServerProcess, folder: Path, project: str, run_id: str, script: str) -> Iterator[subprocess.Popen[str]]:
     """The real SDK in a process of its own, with `run` ready for `script`."""
     environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     environment |= {
@@ -75,18 +99,20 @@ def sdk(server: ServerProcess, folder: Path, project: str, run_id: str, script: 
         "WANDB_CONFIG_DIR": str(folder),
     }
     command = [sys.executable, "-c", PRELUDE + script, project, run_id]
-    return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def ended(process: subprocess.Popen[str], says: str = "") -> str:
-    """What it printed, once it ended well."""
-    try:
-        printed, _ = process.communicate(says, timeout=SDK_S_MAX)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0
-    return printed.strip()
+def printed(server: ServerProcess, folder: Path, project: str, run_id: str, script: str) -> str:
+    """What `script` printed, once it ended well."""
+    with sdk(server, folder, project, run_id, script) as process:
+        words, _ = process.communicate(timeout=SDK_S_MAX)
+        assert process.returncode == 0
+        return words.strip()
 
 
 def send(
@@ -126,71 +152,52 @@ def line(step: int, **values: Any) -> str:
     return json.dumps({"_step": step, **values})
 
 
-def test_the_real_sdk_delivers_rows_a_table_and_html(server: ServerProcess, tmp_path: Path) -> None:
-    script = """
-for step in range(1000):
-    run.log({"loss": 1 / (step + 1), "odd": float("nan")}, step=step, commit=True)
-run.log({"val/gen": wandb.Table(columns=["in", "out"], data=[[1, "x"], [2, "y"]]), "page": wandb.Html("<b>hi</b>")})
-run.finish()
-"""
-    ended(sdk(server, tmp_path, "smoke", "r1", script))
+def test_the_real_sdk_delivers_rows_and_ends_its_run(smoke: dict[str, Any]) -> None:
+    assert [row["_step"] for row in smoke["history"]] == list(range(1001))
+    assert smoke["history"][999]["loss"] == 0.001
+    assert math.isnan(smoke["history"][999]["odd"])
+    assert (smoke["lines"], smoke["rewrites"], smoke["conflicts"], smoke["gaps"]) == (1001, 0, 0, 0)
+    assert (smoke["state"], smoke["exit_code"], smoke["created"]) == ("finished", 0, 1)
+    names = [smoke[name] for name in ("display_name", "group", "job_type", "tags")]
+    assert names == ["a name", "a group", "train", ["t"]]
+    assert (smoke["config"]["lr"], smoke["config"]["deep"]) == (0.1, {"x": 1})
+    assert smoke["summary"]["loss"] == 0.001
 
-    told = run(server, "smoke", "r1")
-    history = rows(server, "smoke", "r1")
-    assert [row["_step"] for row in history] == list(range(1001))
-    assert history[999]["loss"] == 0.001
-    assert (told["lines"], told["rewrites"], told["conflicts"], told["gaps"]) == (1001, 0, 0, 0)
-    assert (told["state"], told["exit_code"], told["created"]) == ("finished", 0, 1)
-    assert (told["display_name"], told["group"], told["job_type"], told["tags"]) == (
-        "a name",
-        "a group",
-        "train",
-        ["t"],
-    )
-    assert (told["config"]["lr"], told["config"]["deep"]) == (0.1, {"x": 1})
-    assert told["summary"]["loss"] == 0.001
+
+def test_the_real_sdk_delivers_a_table_and_html(server: ServerProcess, smoke: dict[str, Any]) -> None:
     assert tables(server, "smoke", "r1", "val/gen") == [(1000, [[1, "x"], [2, "y"]])]
-    assert b"<b>hi</b>" in body(server, "smoke", "r1", history[1000]["page"]["path"])
+    assert b"<b>hi</b>" in body(server, "smoke", "r1", rows(server, "smoke", "r1")[1000]["page"]["path"])
     kept = [artifact for artifact in server.state()["artifacts"] if artifact["run"] == "tester/smoke/r1"]
     assert [(artifact["type"], artifact["state"]) for artifact in kept] == [("run_table", "COMMITTED")]
     assert kept[0]["files"] == ["val/gen.table.json"]
 
 
-def test_a_resumed_run_continues_at_the_line_count(server: ServerProcess, tmp_path: Path) -> None:
-    for start in (0, 5):
-        printed = ended(
-            sdk(
-                server,
-                tmp_path,
-                "resumed",
-                "r1",
-                f"""
+def test_a_resumed_run_continues_at_the_line_count(
+    server: ServerProcess, smoke: dict[str, Any], tmp_path: Path
+) -> None:
+    script = """
 print(run.starting_step)
-for step in range({start}, {start} + 5):
-    run.log({{"value": step}}, step=step, commit=True)
-run.finish(exit_code={start})
-""",
-            )
-        )
-        assert printed == str(start)
+for step in range(1001, 1006):
+    run.log({"value": step}, step=step, commit=True)
+run.finish(exit_code=5)
+"""
+    assert printed(server, tmp_path, "smoke", "r1", script) == "1001"
 
-    told = run(server, "resumed", "r1")
-    assert [row["value"] for row in told["history"]] == list(range(10))
+    told = run(server, "smoke", "r1")
+    assert [row["_step"] for row in told["history"]] == list(range(1006))
     assert (told["created"], told["state"], told["exit_code"]) == (1, "failed", 5)
     assert (told["rewrites"], told["conflicts"], told["gaps"]) == (0, 0, 0)
 
 
-def test_a_resume_within_the_count_lag_overwrites_rows_as_at_the_vendor(
-    own_server: ServerProcess, tmp_path: Path
-) -> None:
-    begin(own_server, "lag", "r1", config=TELEMETRY)
-    stream(own_server, "lag", "r1", 0, [line(step) for step in range(5)])
-    own_server.options(lag_s=60)
+def test_a_resume_within_the_count_lag_overwrites_rows_as_at_the_vendor(server: ServerProcess, tmp_path: Path) -> None:
+    begin(server, "lag", "r1", config=TELEMETRY)
+    stream(server, "lag", "r1", 0, [line(step) for step in range(5)])
+    server.options(lag_s=60)
     script = "print(run.starting_step)\nfor _ in range(5): run.log({'other': 1})\nrun.finish()"
 
-    assert ended(sdk(own_server, tmp_path, "lag", "r1", script)) == "0"
+    assert printed(server, tmp_path, "lag", "r1", script) == "0"
 
-    told = run(own_server, "lag", "r1")
+    told = run(server, "lag", "r1")
     assert (told["lines"], told["conflicts"]) == (5, 5)
 
 
@@ -208,30 +215,21 @@ print("logged", flush=True)
 run.log({"t": wandb.Table(columns=["a"], data=[[1]])})
 run.finish()
 """
-    process = sdk(own_server, tmp_path, "killed", "r1", script)
-    try:
-        wait_for(lambda: run_lines(own_server) == 500, SDK_S_MAX, "the first rows arrive")
-        own_server.kill()
+    with sdk(own_server, tmp_path, "killed", "r1", script) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        wait_for(lambda: [told["lines"] for told in own_server.state()["runs"].values()] == [500], SDK_S_MAX, "rows")
+        own_server.kill()
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "logged\n"
         own_server.start()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    ended(process)
+        assert process.wait(SDK_S_MAX) == 0
 
     told = run(own_server, "killed", "r1")
     assert [row["_step"] for row in told["history"]] == list(range(1001))
     assert (told["state"], told["created"], told["conflicts"], told["gaps"]) == ("finished", 1, 0, 0)
     assert tables(own_server, "killed", "r1", "t") == [(1000, [[1]])]
-
-
-def run_lines(server: ServerProcess) -> int:
-    return sum(told["lines"] for told in server.state()["runs"].values())
 
 
 def test_lines_lie_at_their_offsets_and_repetitions_are_judged(server: ServerProcess) -> None:
@@ -246,25 +244,25 @@ def test_lines_lie_at_their_offsets_and_repetitions_are_judged(server: ServerPro
     assert (told["lines"], told["rewrites"], told["conflicts"], told["gaps"]) == (5, 1, 1, 1)
 
 
-def test_counts_history_and_resume_lag_behind_the_lines(own_server: ServerProcess) -> None:
+def test_counts_history_and_resume_lag_behind_the_lines(server: ServerProcess) -> None:
     where = {"project": "p", "run": "r1"}
-    begin(own_server, "p", "r1", config=TELEMETRY)
-    stream(own_server, "p", "r1", 0, [line(0), line(1)])
+    begin(server, "p", "r1", config=TELEMETRY)
+    stream(server, "p", "r1", 0, [line(0), line(1)])
 
-    own_server.options(lag_s=60)
-    assert ask(own_server, COUNT, **where)["project"]["run"]["historyLineCount"] == 0
-    assert ask(own_server, HISTORY, **where, minStep=0, maxStep=9, samples=9)["project"]["run"]["history"] == []
-    bucket = ask(own_server, RESUME, project="p", name="r1")["model"]["bucket"]
+    server.options(lag_s=60)
+    assert ask(server, COUNT, **where)["project"]["run"]["historyLineCount"] == 0
+    assert ask(server, HISTORY, **where, minStep=0, maxStep=9, samples=9)["project"]["run"]["history"] == []
+    bucket = ask(server, RESUME, project="p", name="r1")["model"]["bucket"]
     assert (bucket["historyLineCount"], bucket["historyTail"]) == (0, "[]")
-    assert begin(own_server, "p", "r1")["bucket"]["historyLineCount"] == 0
+    assert begin(server, "p", "r1")["bucket"]["historyLineCount"] == 0
 
     def count() -> int:
-        counted: int = ask(own_server, COUNT, **where)["project"]["run"]["historyLineCount"]
+        counted: int = ask(server, COUNT, **where)["project"]["run"]["historyLineCount"]
         return counted
 
-    own_server.options(lag_s=0.2)
+    server.options(lag_s=0.2)
     wait_for(lambda: count() == 2, 10, "the lag ends")
-    bucket = ask(own_server, RESUME, project="p", name="r1")["model"]["bucket"]
+    bucket = ask(server, RESUME, project="p", name="r1")["model"]["bucket"]
     assert (bucket["historyLineCount"], json.loads(bucket["historyTail"])) == (2, [line(1)])
     assert json.loads(bucket["wandbConfig"]) == {"t": {"1": [1]}}
 
@@ -352,16 +350,16 @@ def test_an_artifact_of_known_digest_is_committed_at_once(server: ServerProcess)
     assert (other["state"], other["artifactSequence"]["latestArtifact"]) == ("PENDING", {"id": made["id"]})
 
 
-def test_a_wrong_key_is_refused_until_it_is_right(own_server: ServerProcess) -> None:
+def test_a_wrong_key_is_refused_until_it_is_right(server: ServerProcess) -> None:
     query = json.dumps({"query": "query Viewer { viewer { id } }"}).encode()
     right = "Basic " + base64.b64encode(b"api:right").decode()
-    own_server.options(api_key="right", entity="someone")
+    server.options(api_key="right", entity="someone")
 
-    assert send(own_server, "POST", "/graphql", query)[0] == 401
-    assert send(own_server, "POST", "/graphql", query, Authorization=right[:-4])[0] == 401
-    assert send(own_server, "POST", "/files/someone/p/r/file_stream", b"{}")[0] == 401
-    assert send(own_server, "GET", "/")[0] == 401
-    status, answer = send(own_server, "POST", "/graphql", query, Authorization=right)
+    assert send(server, "POST", "/graphql", query)[0] == 401
+    assert send(server, "POST", "/graphql", query, Authorization=right[:-4])[0] == 401
+    assert send(server, "POST", "/files/someone/p/r/file_stream", b"{}")[0] == 401
+    assert send(server, "GET", "/")[0] == 401
+    status, answer = send(server, "POST", "/graphql", query, Authorization=right)
     assert (status, answer["data"]["viewer"]["entity"]) == (200, "someone")
 
 

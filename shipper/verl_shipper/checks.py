@@ -7,7 +7,7 @@ was, with what to type next. Which way a request goes is decided as the SDKs dec
 `https_proxy`, `http_proxy`, `all_proxy` (small letters first), unless NO_PROXY names the host; an authority that was
 given, else REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, SSL_CERT_FILE, else the system's.
 
-    answer = yield from probe(url, headers={...}, ca=settings.get("ca"))       inside a backend's `diagnose`
+    answer = yield from probe(url, headers={...}, ca=settings.get("ca"))        in a backend's `diagnose`
 
 Promises: certificates are always verified. No user name, password, query, header or body is ever in a finding.
 Must not know: which tracker is asked. On failure: a Finding, and None for the answer; nothing is raised.
@@ -77,10 +77,11 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The way to a target. `text` tells it to a person."""
+    """The way to a target. `text` tells it to a person; `variable` named the proxy (empty: the caller did)."""
 
     proxy: _Target | None
     text: str
+    variable: str = ""
 
 
 class _BrokenError(Exception):
@@ -204,7 +205,7 @@ def _route(target: _Target, given: str | None) -> _Route:
         if bypasses(target.host, target.port, os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))):
             return _Route(None, "directly (NO_PROXY)")
         proxy = _target(os.environ[found], "http")
-        return _Route(proxy, f"by proxy {proxy.place} ({found})")
+        return _Route(proxy, f"by proxy {proxy.place} ({found})", found)
     return _Route(None, "directly")
 
 
@@ -217,7 +218,7 @@ def _open(target: _Target, route: _Route, ca: str | None, timeout_s: float) -> t
         if context is None:
             return sock, ""
         if route.proxy is not None:
-            _tunnel(sock, target, route.proxy)
+            _tunnel(sock, target, route, route.proxy)
         return _secure(sock, context, target, route), f", certificate trusted by {trust}"
     except BaseException:
         sock.close()
@@ -273,7 +274,7 @@ def _looked_up(target: _Target, who: str, timeout_s: float) -> list[Any]:
     return list(result)
 
 
-def _tunnel(sock: socket.socket, target: _Target, proxy: _Target) -> None:
+def _tunnel(sock: socket.socket, target: _Target, route: _Route, proxy: _Target) -> None:
     """Have the proxy connect us to the target."""
     who = f"proxy {proxy.place}"
     lines = [f"CONNECT {target.place} HTTP/1.1", f"Host: {target.place}"]
@@ -288,15 +289,16 @@ def _tunnel(sock: socket.socket, target: _Target, proxy: _Target) -> None:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _BrokenError(f"{who} {_silence_of(error)}", f"is it an HTTP proxy? curl -v -x {proxy.place}") from error
     if status == 407:
-        raise _wants_password(proxy)
+        raise _wants_password(route, proxy)
     if not 200 <= status < 300:
         hint = f"let the proxy's owner allow it, or go past it: export NO_PROXY={target.host}"
         raise _BrokenError(f"{who} does not connect us to {target.place}: it answers {status}", hint)
 
 
-def _wants_password(proxy: _Target) -> _BrokenError:
+def _wants_password(route: _Route, proxy: _Target) -> _BrokenError:
     what = "refuses its user and password" if proxy.authorization else "wants a user and a password"
-    hint = f"export https_proxy=http://USER:PASSWORD@{proxy.place} (other signs than letters and digits as %XX)"
+    how = f"export {route.variable}=" if route.variable else "configure it as "
+    hint = f"{how}http://USER:PASSWORD@{proxy.place} (other signs than letters and digits as %XX)"
     return _BrokenError(f"proxy {proxy.place} {what} (407)", hint)
 
 
@@ -361,7 +363,7 @@ def _exchange(
         connection.request(method, path, body, {**sent, **headers})
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
-        answer = Answer(response.status, found, response.read(BODY_BYTES_MAX))
+        answer = Answer(response.status, found, _body(response, sock.gettimeout() or STEP_S))
     except (OSError, http.client.HTTPException) as error:
         raise _BrokenError(f"{who} {_silence_of(error)}", f"look: curl -v {target.scheme}://{target.place}/") from error
     except ValueError as error:  # its text would show the header
@@ -369,8 +371,20 @@ def _exchange(
     finally:
         connection.close()
     if answer.status == 407 and route.proxy is not None:
-        raise _wants_password(route.proxy)
+        raise _wants_password(route, route.proxy)
     return answer
+
+
+def _body(response: http.client.HTTPResponse, timeout_s: float) -> bytes:
+    """The first bytes of the body: an answer may be a stream without end."""
+    deadline_s = time.monotonic() + timeout_s
+    content = b""
+    while len(content) < BODY_BYTES_MAX and time.monotonic() < deadline_s:
+        part = response.read1(BODY_BYTES_MAX - len(content))
+        if not part:
+            break
+        content += part
+    return content
 
 
 def _silence_of(error: Exception) -> str:

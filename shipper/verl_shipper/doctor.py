@@ -31,11 +31,13 @@ from verl_shipper.folders import cleaned_finding, device, disk_findings, folder_
 from verl_shipper.listener import ipc_path
 from verl_shipper.show import is_running
 from verl_shipper.status import Report, report
+from verl_shipper.store import open_store_read_only
 from verl_shipper_spool.header import start_ticks
 from verl_shipper_spool.location import SOCKET_PATH_BYTES_MAX, SPOOL_VARIABLE, is_private, spool_dir, state_dir
 from verl_shipper_spool.redact import scrub
 from verl_shipper_spool.wire import Data, Greet, pack, unpack_from_daemon
 
+STATE_FILE = "daemon.sqlite3"
 TOPICS = ("spool", "socket", "state", "daemon", "disk")
 ANSWER_S = 3.0  # a daemon in the middle of a turn may take a while
 # Bytes of a stream that nobody greeted: a daemon answers, and keeps nothing.
@@ -107,9 +109,17 @@ def _state(places: Places, known: Report) -> Iterator[Finding]:
     danger = cleaned_finding(places.state_dir)
     if danger is not None:
         yield danger
-    if "state_error" in known.daemon:
-        what = f"daemon.sqlite3 cannot be read: {known.daemon['state_error']}"
-        yield Finding(Level.FAIL, what, "start the daemon: it sets a damaged file aside and rebuilds it")
+    path = os.path.join(places.state_dir, STATE_FILE)
+    if "state_error" in known.daemon or (os.path.exists(path) and not _is_database(path)):
+        what = f"{path} cannot be read as a database"
+        yield Finding(Level.FAIL, what, "run the daemon as its owner; it sets a damaged file aside and makes it anew")
+
+
+def _is_database(path: str) -> bool:
+    database = open_store_read_only(path)
+    if database is not None:
+        database.close()
+    return database is not None
 
 
 def _sockets(places: Places) -> Iterator[Finding]:

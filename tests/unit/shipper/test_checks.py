@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -132,8 +133,16 @@ def test_a_proxy_that_refuses_the_password_is_named(scheme: str, login: str, wor
         finding = refused(f"{scheme}://tracker.invalid", proxy=f"http://{login}localhost:{proxy.port}")
 
     assert f"proxy localhost:{proxy.port} {word}" in finding.what
-    assert "https_proxy" in finding.hint
+    assert f"http://USER:PASSWORD@localhost:{proxy.port}" in finding.hint
     assert SENTINEL not in repr(finding)
+
+
+def test_a_proxy_of_the_environment_is_mended_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PasswordProxy("svc", "right") as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"localhost:{proxy.port}")
+        finding = refused("https://tracker.invalid")
+
+    assert finding.hint.startswith("export HTTPS_PROXY=http://USER:PASSWORD@")
 
 
 def test_a_proxy_that_does_not_connect_us_is_named() -> None:
@@ -253,6 +262,26 @@ def test_what_is_no_http_is_called_so(words: bytes, expected: str) -> None:
         thread.join()
 
     assert expected in finding.what
+
+
+def test_an_answer_without_an_end_is_cut_off() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    connection.sendall(b"event\n")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        _, answer = asked(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3)
+        thread.join()
+
+    assert answer is not None
+    assert answer.body.startswith(b"event")
 
 
 @pytest.mark.parametrize("url", ["", "tracker", "ftp://tracker", "http://", "http://tracker:port", "http://[::1"])

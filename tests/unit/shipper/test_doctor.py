@@ -90,6 +90,14 @@ def test_settings_that_cannot_work_fail_and_the_rest_is_looked_at(site: Site) ->
     assert about("file", "writable", found=found)["level"] == "ok"
 
 
+def test_a_key_behind_set_is_refused_and_not_repeated() -> None:
+    result = doctor("--backend", "mlflow", "--set", f"backends.mlflow.api_key={SENTINEL}")
+
+    assert result.exit_code == 1
+    assert "unknown setting 'api_key'" in result.stdout
+    assert SENTINEL not in result.output
+
+
 def test_a_check_that_breaks_is_a_finding_without_its_text(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_settings: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(Level.OK, "http://user:SENTINEL@host \x1b[31m")
@@ -174,7 +182,10 @@ def test_a_damaged_state_fails_and_says_what_becomes_of_it(site: Site) -> None:
     site.state.mkdir(mode=0o700)
     (site.state / "daemon.sqlite3").write_bytes(b"no database at all, certainly not" * 100)
 
-    assert "sets a damaged file aside" in about("state", "daemon.sqlite3")["hint"]
+    finding = about("state", "daemon.sqlite3")
+
+    assert finding["level"] == "fail"
+    assert "sets a damaged file aside" in finding["hint"]
 
 
 # --- the daemon -----------------------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
     name lookup ─ TCP ─ [CONNECT through the proxy] ─ TLS ─ request ─ answer ─ clock
 
 Each step has `timeout_s`; the first that fails is one line that names proxy, certificate, name lookup or whatever it
-was, with what to type next. Which way a request goes is decided as the SDKs decide it: a proxy that was given, else
-`https_proxy`, `http_proxy`, `all_proxy` (small letters first), unless NO_PROXY names the host; an authority that was
-given, else REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, SSL_CERT_FILE, else the system's.
+was, with what to type next. Proxies as in route.py. Trusted is the authority that was given, else REQUESTS_CA_BUNDLE,
+CURL_CA_BUNDLE, SSL_CERT_FILE, else the system's.
 
     answer = yield from probe(url, headers={...}, ca=settings.get("ca"))        in a backend's `diagnose`
 
@@ -15,11 +14,9 @@ Must not know: which tracker is asked. On failure: a Finding, and None for the a
 
 from __future__ import annotations
 
-import base64
 import email.utils
 import enum
 import http.client
-import ipaddress
 import os
 import socket
 import ssl
@@ -28,13 +25,14 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.parse import urljoin
+
+from verl_shipper.route import PORTS, Route, StepError, Target, route_to, shown, target_of
 
 STEP_S = 5.0
 CLOCK_S = 5.0  # above it, points of two machines stand in the wrong order, and signed requests begin to be refused
 BODY_BYTES_MAX = 64 * 1024
 CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
-PORTS = {"http": 80, "https": 443}
 HOSTNAME_MISMATCH, NOT_YET_VALID, EXPIRED = 62, 9, 10  # OpenSSL's verify codes
 
 
@@ -62,36 +60,6 @@ class Answer:
     body: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    scheme: str
-    host: str
-    port: int
-    path: str  # with its query
-    authorization: str = field(repr=False, default="")
-
-    @property
-    def place(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """The way to a target. `text` tells it to a person; `variable` named the proxy (empty: the caller did)."""
-
-    proxy: _Target | None
-    text: str
-    variable: str = ""
-
-
-class _BrokenError(Exception):
-    """A step failed."""
-
-    def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(what)
-        self.finding = Finding(Level.FAIL, what, hint)
-
-
 def probe(
     url: str,
     *,
@@ -109,8 +77,8 @@ def probe(
     """
     began_s = time.monotonic()
     try:
-        target = _target(url)
-        route = _route(target, proxy)
+        target = target_of(url)
+        route = route_to(target, proxy)
         if route.proxy is not None and route.proxy.scheme != "http":
             what = f"{shown(url)} is not checked: {route.text} speaks {route.proxy.scheme}, only http proxies are known"
             yield Finding(Level.WARN, what, f"try it: curl -v {shown(url)}")
@@ -118,8 +86,8 @@ def probe(
         sock, trust = _open(target, route, ca, timeout_s)
         with sock:
             answer = _exchange(sock, target, route, method, headers or {}, body)
-    except _BrokenError as broken:
-        yield broken.finding
+    except StepError as broken:
+        yield Finding(Level.FAIL, broken.what, broken.hint)
         return None
     took = f"in {(time.monotonic() - began_s) * 1000:.0f} ms"
     yield _told(url, answer, f"{took}, {route.text}{trust}")
@@ -127,17 +95,6 @@ def probe(
     if clock is not None:
         yield clock
     return answer
-
-
-def shown(url: str) -> str:
-    """`url` as it may be printed: no user, password, query or fragment."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return "[not an address]"
-    host = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
 
 
 def clock_finding(answer: Answer, now_s: float) -> Finding | None:
@@ -155,61 +112,7 @@ def clock_finding(answer: Answer, now_s: float) -> Finding | None:
     return Finding(Level.WARN, what, "look which one is wrong: timedatectl status")
 
 
-def bypasses(host: str, port: int, no_proxy: str) -> bool:
-    """Whether a NO_PROXY list names the host: *, names with all below them, addresses, networks, each with a port."""
-    for entry in no_proxy.replace(" ", "").lower().split(","):
-        if entry == "*":
-            return True
-        name, _, wanted_port = entry.rpartition(":") if entry.count(":") == 1 else (entry, "", "")
-        if not name or (wanted_port and wanted_port != str(port)):
-            continue
-        try:
-            if ipaddress.ip_address(host) in ipaddress.ip_network(name.strip("[]"), strict=False):
-                return True
-        except ValueError:
-            bare = name.lstrip("*").lstrip(".")
-            if host.lower() == bare or host.lower().endswith(f".{bare}"):
-                return True
-    return False
-
-
-def _target(url: str, default_scheme: str = "") -> _Target:
-    text = url if "://" in url or not default_scheme else f"{default_scheme}://{url}"
-    try:
-        parts = urlsplit(text)
-        port = parts.port or PORTS.get(parts.scheme, 1080)
-        host = parts.hostname
-    except ValueError:
-        raise _BrokenError("the address cannot be read", "write http(s)://HOST[:PORT]") from None
-    if not host or (parts.scheme not in PORTS and not default_scheme):
-        raise _BrokenError(f"{shown(text)} is no web address", "write http(s)://HOST[:PORT]")
-    path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
-    return _Target(parts.scheme, host, port, path, _basic(parts))
-
-
-def _basic(parts: SplitResult) -> str:
-    if not parts.username:
-        return ""
-    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"
-
-
-def _route(target: _Target, given: str | None) -> _Route:
-    if given:
-        proxy = _target(given, "http")
-        return _Route(proxy, f"by proxy {proxy.place}")
-    for name in (f"{target.scheme}_proxy", "all_proxy"):
-        found = next((each for each in (name, name.upper()) if each in os.environ), None)
-        if found is None or not os.environ[found]:
-            continue
-        if bypasses(target.host, target.port, os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))):
-            return _Route(None, "directly (NO_PROXY)")
-        proxy = _target(os.environ[found], "http")
-        return _Route(proxy, f"by proxy {proxy.place} ({found})", found)
-    return _Route(None, "directly")
-
-
-def _open(target: _Target, route: _Route, ca: str | None, timeout_s: float) -> tuple[socket.socket, str]:
+def _open(target: Target, route: Route, ca: str | None, timeout_s: float) -> tuple[socket.socket, str]:
     """A connection to speak HTTP over, and by whom the server's certificate is vouched for."""
     context, trust = _trusted(ca) if target.scheme == "https" else (None, "")
     first = route.proxy or target
@@ -225,7 +128,7 @@ def _open(target: _Target, route: _Route, ca: str | None, timeout_s: float) -> t
         raise
 
 
-def _connect(target: _Target, who: str, timeout_s: float) -> socket.socket:
+def _connect(target: Target, who: str, timeout_s: float) -> socket.socket:
     addresses = _looked_up(target, who, timeout_s)
     deadline_s = time.monotonic() + timeout_s
     for index, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -240,20 +143,20 @@ def _connect(target: _Target, who: str, timeout_s: float) -> socket.socket:
             sock.close()
             if index == len(addresses) - 1:
                 _refused(error, target, who, timeout_s)
-    raise _BrokenError(f"{who} has no address", f"getent hosts {target.host}")
+    raise StepError(f"{who} has no address", f"getent hosts {target.host}")
 
 
-def _refused(error: OSError, target: _Target, who: str, timeout_s: float) -> NoReturn:
+def _refused(error: OSError, target: Target, who: str, timeout_s: float) -> NoReturn:
     if isinstance(error, TimeoutError):
         what = f"no connection to {who} within {timeout_s:g} s: the host is down, or a firewall is between"
-        raise _BrokenError(what, "if a proxy is needed: export https_proxy=http://HOST:PORT") from error
+        raise StepError(what, "if a proxy is needed: export https_proxy=http://HOST:PORT") from error
     if isinstance(error, ConnectionRefusedError):
         what = f"nothing listens at {who} (connection refused)"
-        raise _BrokenError(what, f"start the server or correct the address; look: curl -v telnet://{target.place}")
-    raise _BrokenError(f"cannot connect to {who}: {error.strerror or error}", f"ip route get {target.host}") from error
+        raise StepError(what, f"start the server or correct the address; look: curl -v telnet://{target.place}")
+    raise StepError(f"cannot connect to {who}: {error.strerror or error}", f"ip route get {target.host}") from error
 
 
-def _looked_up(target: _Target, who: str, timeout_s: float) -> list[Any]:
+def _looked_up(target: Target, who: str, timeout_s: float) -> list[Any]:
     """Addresses of a host. In a thread of its own: the resolver knows no time limit."""
     found: list[Any] = []
 
@@ -270,11 +173,11 @@ def _looked_up(target: _Target, who: str, timeout_s: float) -> list[Any]:
     if isinstance(result, Exception):
         why = (result.strerror if isinstance(result, OSError) else None) or result
         what = f"name lookup of {target.host} failed{f' (for {who})' if who != target.place else ''}: {why}"
-        raise _BrokenError(what, f"correct the name, or /etc/resolv.conf; look: getent hosts {target.host}")
+        raise StepError(what, f"correct the name, or /etc/resolv.conf; look: getent hosts {target.host}")
     return list(result)
 
 
-def _tunnel(sock: socket.socket, target: _Target, route: _Route, proxy: _Target) -> None:
+def _tunnel(sock: socket.socket, target: Target, route: Route, proxy: Target) -> None:
     """Have the proxy connect us to the target."""
     who = f"proxy {proxy.place}"
     lines = [f"CONNECT {target.place} HTTP/1.1", f"Host: {target.place}"]
@@ -287,19 +190,19 @@ def _tunnel(sock: socket.socket, target: _Target, route: _Route, proxy: _Target)
         status = response.status
         response.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _BrokenError(f"{who} {_silence_of(error)}", f"is it an HTTP proxy? curl -v -x {proxy.place}") from error
+        raise StepError(f"{who} {_silence_of(error)}", f"is it an HTTP proxy? curl -v -x {proxy.place}") from error
     if status == 407:
         raise _wants_password(route, proxy)
     if not 200 <= status < 300:
         hint = f"let the proxy's owner allow it, or go past it: export NO_PROXY={target.host}"
-        raise _BrokenError(f"{who} does not connect us to {target.place}: it answers {status}", hint)
+        raise StepError(f"{who} does not connect us to {target.place}: it answers {status}", hint)
 
 
-def _wants_password(route: _Route, proxy: _Target) -> _BrokenError:
+def _wants_password(route: Route, proxy: Target) -> StepError:
     what = "refuses its user and password" if proxy.authorization else "wants a user and a password"
     how = f"export {route.variable}=" if route.variable else "configure it as "
     hint = f"{how}http://USER:PASSWORD@{proxy.place} (other signs than letters and digits as %XX)"
-    return _BrokenError(f"proxy {proxy.place} {what} (407)", hint)
+    return StepError(f"proxy {proxy.place} {what} (407)", hint)
 
 
 def _trusted(ca: str | None) -> tuple[ssl.SSLContext, str]:
@@ -317,32 +220,32 @@ def _trusted(ca: str | None) -> tuple[ssl.SSLContext, str]:
     except OSError as error:  # SSLError is one
         why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
         hint = f"give a PEM file; look: openssl x509 -noout -subject -in {path}"
-        raise _BrokenError(f"certificate authority {path} ({origin}) cannot be used: {why}", hint) from error
+        raise StepError(f"certificate authority {path} ({origin}) cannot be used: {why}", hint) from error
 
 
-def _secure(sock: socket.socket, context: ssl.SSLContext, target: _Target, route: _Route) -> ssl.SSLSocket:
+def _secure(sock: socket.socket, context: ssl.SSLContext, target: Target, route: Route) -> ssl.SSLSocket:
     by = f", reached {route.text}," if route.proxy else ""
     try:
         return context.wrap_socket(sock, server_hostname=target.host)
     except ssl.SSLCertVerificationError as error:
         what = f"certificate of {target.place}{by} is not trusted: {error.verify_message}"
         if error.verify_code == HOSTNAME_MISMATCH:
-            raise _BrokenError(what, "use the name that the certificate is made for") from error
+            raise StepError(what, "use the name that the certificate is made for") from error
         if error.verify_code in (NOT_YET_VALID, EXPIRED):
-            raise _BrokenError(what, "renew it, or set this machine's clock: timedatectl status") from error
+            raise StepError(what, "renew it, or set this machine's clock: timedatectl status") from error
         hint = "trust its authority: export SSL_CERT_FILE=/PATH/ca.pem REQUESTS_CA_BUNDLE=/PATH/ca.pem"
-        raise _BrokenError(what, hint) from error
+        raise StepError(what, hint) from error
     except ssl.SSLError as error:
         what = f"no TLS with {target.place}{by}: {error.reason or type(error).__name__}"
-        raise _BrokenError(what, "if the server speaks plain HTTP, write http://") from error
+        raise StepError(what, "if the server speaks plain HTTP, write http://") from error
     except (OSError, ValueError) as error:
-        raise _BrokenError(f"{target.place}{by} {_silence_of(error)} (TLS)", "is it an HTTPS server?") from error
+        raise StepError(f"{target.place}{by} {_silence_of(error)} (TLS)", "is it an HTTPS server?") from error
 
 
 def _exchange(
     sock: socket.socket,
-    target: _Target,
-    route: _Route,
+    target: Target,
+    route: Route,
     method: str,
     headers: Mapping[str, str],
     body: bytes | None,
@@ -365,9 +268,9 @@ def _exchange(
         found = {name.lower(): value for name, value in response.getheaders()}
         answer = Answer(response.status, found, _body(response, sock.gettimeout() or STEP_S))
     except (OSError, http.client.HTTPException) as error:
-        raise _BrokenError(f"{who} {_silence_of(error)}", f"look: curl -v {target.scheme}://{target.place}/") from error
+        raise StepError(f"{who} {_silence_of(error)}", f"look: curl -v {target.scheme}://{target.place}/") from error
     except ValueError as error:  # its text would show the header
-        raise _BrokenError("the key holds signs that no HTTP header can carry", "write it anew") from error
+        raise StepError("the key holds signs that no HTTP header can carry", "write it anew") from error
     finally:
         connection.close()
     if answer.status == 407 and route.proxy is not None:

@@ -15,7 +15,8 @@ import pytest
 from support.fault_http import BlackHole
 from support.mlflow_server import free_port
 from support.web import Authority, PasswordProxy, Reply, WebServer
-from verl_shipper.checks import CA_VARIABLES, Answer, Finding, Level, bypasses, clock_finding, probe, shown
+from verl_shipper.checks import CA_VARIABLES, Answer, Finding, Level, clock_finding, probe
+from verl_shipper.route import bypasses, shown
 
 SENTINEL = "SENTINEL"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 NAME_CHARS_MAX = 250
 NAMES_MAX = 10_000
@@ -30,11 +30,21 @@ FORBIDDEN = re.compile(r"[^/\w.\- :]")
 
 
 class Names:
-    """The names of one kind (metrics, params) in one run. `notes()` goes to the memory whenever `is_changed`."""
+    """The names of one kind (metrics, params) in one run. `notes()` goes to the memory whenever `is_changed`.
 
-    def __init__(self, notes: Mapping[str, str] | None = None) -> None:
+    Another tracker's rules: `clean_name`, and `fold`, which makes equal what the tracker does not tell apart."""
+
+    def __init__(
+        self,
+        notes: Mapping[str, str] | None = None,
+        *,
+        clean_name: Callable[[str], str] | None = None,
+        fold: Callable[[str], str] = str.casefold,
+    ) -> None:
+        self._clean = clean_name or clean
+        self._fold = fold
         self._name_of: dict[str, str] = dict(notes or {})
-        self._taken = {name.casefold() for name in self._name_of.values()}
+        self._taken = {fold(name) for name in self._name_of.values()}
         self.is_changed = False
 
     def name(self, original: str) -> str:
@@ -42,13 +52,13 @@ class Names:
         known = self._name_of.get(original)
         if known is not None:
             return known
-        name = clean(original)
+        name = self._clean(original)
         if len(self._name_of) >= NAMES_MAX:
             return name if name == original else with_digest(name, original)
-        if name.casefold() in self._taken:
+        if self._fold(name) in self._taken:
             name = with_digest(name, original)
         self._name_of[original] = name
-        self._taken.add(name.casefold())
+        self._taken.add(self._fold(name))
         self.is_changed = True
         return name
 

@@ -1,0 +1,223 @@
+"""Records made into points of SwanLab: one number, text or table of one key at one step. Pure.
+
+    metrics       a point for every number
+    generations   a table val/generations, parts of one table side by side (…_part_2, …)
+    text          a text for every key
+    run_start, run_finish     no point: configuration and state of the run
+
+SwanLab only appends, and its package goes on behind the last step of every key. So the points of a batch are sent in
+the order of their steps, and a point that is not above what its key has already cannot be shown: it is counted, as
+`same_step` when the key has that step (the first one wins), else as `late_step`. A record without a step stands at the
+last one before it in its stream. A record whose step SwanLab cannot take is refused.
+
+Names: trimmed and without control characters as SwanLab wants them, never two into one; a number, a text and a table
+never share a key, whose kind is fixed for ever.
+Must not know: SDK, network. Never raises.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_shipper.backends.base import Batch, Item
+from verl_shipper.backends.mlflow_names import Names, with_digest
+from verl_shipper.values import flatten_metrics, key_text, to_json, visible
+from verl_shipper_spool.record import RecordKind
+from verl_shipper_spool.redact import redact
+
+GENERATIONS_KEY = "val/generations"
+STEP_MAX = 2**48
+NAME_CHARS_MAX = 512
+FILE_BYTES_MAX = 10 * 1024 * 1024  # the package leaves out a larger one, with a word on its console only
+FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+EDGES = " \t\n\r./"
+RESERVED = "__swanlab__"
+KIND_MARK = "\0"  # between the kind of a key and the key itself, in the notes of names
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A text or a table ({"columns", "rows"}) that goes up as a file of its own."""
+
+    key: str
+    kind: str
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one record shows: points at one step. `item` is the record's place in its batch."""
+
+    row_id: str
+    item: int
+    step: int
+    time_ns: int
+    scalars: dict[str, float]
+    media: tuple[Media, ...] = ()
+
+    def points(self) -> Iterator[tuple[str, str, int]]:
+        """Kind, key and step of every point: what SwanLab knows it by."""
+        for key in self.scalars:
+            yield "scalar", key, self.step
+        for each in self.media:
+            yield "media", each.key, self.step
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a batch becomes. `rows` by step; `refused`: reason by index of the item; `tops`: last step by key after it."""
+
+    rows: list[Row] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
+    last_steps: dict[str, int] = field(default_factory=dict)
+    tops: dict[str, int] = field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    finish: Item | None = None
+
+
+def plan(batch: Batch, last_steps: Mapping[str, int], tops: Mapping[str, int], names: Names) -> Plan:
+    """The points of a batch. `last_steps`: the last step by stream, `tops`: by key, both of the batches before."""
+    made = Plan(last_steps=dict(last_steps), tops=dict(tops))
+    found = [row for index, item in enumerate(batch.items) for row in _rows(index, item, made, names)]
+    shown: set[tuple[str, int]] = set()
+    for row in found:
+        fresh = {key: number for key, number in row.scalars.items() if _is_fresh(key, row.step, tops, shown, made)}
+        media = tuple(each for each in row.media if _is_fresh(each.key, row.step, tops, shown, made))
+        if fresh or media:
+            made.rows.append(Row(row.row_id, row.item, row.step, row.time_ns, fresh, media))
+    made.rows.sort(key=lambda row: row.step)
+    for row in made.rows:
+        made.tops.update((key, row.step) for _, key, _ in row.points())
+    return made
+
+
+def names_of(notes: Mapping[str, str] | None) -> Names:
+    """Names by SwanLab's rules."""
+    return Names(notes, clean_name=clean, fold=str)
+
+
+def clean(original: str) -> str:
+    """The nearest key that SwanLab takes as it is; different originals may come out the same."""
+    wanted = original.partition(KIND_MARK)[2] or original
+    name = FORBIDDEN.sub("_", wanted).strip(EDGES)
+    if name.startswith(RESERVED):
+        name = name.lstrip("_")  # keys of SwanLab's own, which its package leaves out
+    if len(name) > NAME_CHARS_MAX:
+        return with_digest(name, original)
+    return name or "unnamed"
+
+
+def _is_fresh(key: str, step: int, tops: Mapping[str, int], shown: set[tuple[str, int]], made: Plan) -> bool:
+    """Whether SwanLab will show the point; counted when not."""
+    top = tops.get(key, -1)
+    if step <= top or (key, step) in shown:
+        made.ignored["late_step" if step < top else "same_step"] += 1
+        return False
+    shown.add((key, step))
+    return True
+
+
+def _rows(index: int, item: Item, made: Plan, names: Names) -> Iterator[Row]:
+    kind = item.record.kind
+    if kind in (RecordKind.RUN_START, RecordKind.RUN_FINISH):
+        _take_state(item, made)
+    elif kind not in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
+        made.ignored[kind.name.lower()] += 1
+    else:
+        step = item.record.step
+        step = made.last_steps.get(item.stream_id, 0) if step is None else step
+        if not 0 <= step <= STEP_MAX:
+            made.refused[index] = f"step {step}; SwanLab takes 0 to 2^48"
+            return
+        made.last_steps[item.stream_id] = step
+        scalars, media = _content(item, made, names)
+        large = next((each for each in media if _file_bytes(each) > FILE_BYTES_MAX), None)
+        if large is not None:
+            made.refused[index] = f"{large.key} is a file of {_file_bytes(large)} bytes; SwanLab takes {FILE_BYTES_MAX}"
+            return
+        yield Row(f"{item.stream_id}:{item.ordinal}", index, step, item.record.time_ns, scalars, media)
+
+
+def _take_state(item: Item, made: Plan) -> None:
+    """Only rank 0 of the job itself speaks for the run."""
+    if item.rank != 0 or item.record.body.get("forked"):
+        return
+    if item.record.kind is RecordKind.RUN_FINISH:
+        made.finish = item
+        return
+    made.finish = None
+    config = item.record.body.get("config")
+    made.config = to_json(redact(config)) if isinstance(config, Mapping) else {}
+
+
+def _content(item: Item, made: Plan, names: Names) -> tuple[dict[str, float], tuple[Media, ...]]:
+    body = item.record.body
+    if item.record.kind is RecordKind.METRICS:
+        flat = flatten_metrics(body)
+        made.ignored.update(flat.ignored)
+        numbers = flat.numbers.items()
+        return {names.name(_marked("number", name)): _float(number) for name, number in numbers}, ()
+    if item.record.kind is RecordKind.GENERATIONS:
+        part, call = body.get("part") or 0, body.get("call") or 0
+        key = GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
+        return {}, (Media(names.name(_marked("table", key)), "table", _table(body)),)
+    texts = {}
+    for key, text in body.items():
+        name = names.name(_marked("text", key_text(key)))
+        texts.setdefault(name, visible(text) if isinstance(text, str) else json.dumps(to_json(text)))
+    return {}, tuple(Media(name, "text", text) for name, text in texts.items())
+
+
+def _marked(kind: str, key: str) -> str:
+    """What a key is known by in the notes: itself, when it is a number's."""
+    return key if kind == "number" and KIND_MARK not in key else f"{kind}{KIND_MARK}{key}"
+
+
+def _float(number: float) -> float:
+    """As the package makes it; a whole number beyond all floats is infinite, and shown as nan like one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def _table(body: Mapping[Any, Any]) -> dict[str, Any]:
+    columns = [visible(key_text(column)) for column in body.get("columns") or ()]
+    rows = [[_cell(cell) for cell in row] for row in body.get("rows") or ()]
+    width = max([len(columns), 1, *map(len, rows)])
+    columns += [f"column {number + 1}" for number in range(len(columns), width)]
+    return {"columns": list(_different(columns)), "rows": [row + [""] * (width - len(row)) for row in rows]}
+
+
+def _cell(cell: Any) -> Any:
+    """Numbers stay numbers, everything else is text."""
+    plain = to_json(cell)
+    if plain is None:
+        return ""
+    return plain if isinstance(plain, str | int | float) else json.dumps(plain, ensure_ascii=False)
+
+
+def _different(names: list[str]) -> Iterator[str]:
+    """Column names, none twice: a row is an object with them as keys."""
+    seen: set[str] = set()
+    for name in names:
+        unique = name
+        while unique in seen:
+            unique += "'"
+        seen.add(unique)
+        yield unique
+
+
+def _file_bytes(media: Media) -> int:
+    """About how large the file will be."""
+    if media.kind == "text":
+        return len(media.content.encode())
+    heads = len(json.dumps(media.content["columns"])) + 8 * len(media.content["columns"])
+    return sum(len(json.dumps(row)) + heads for row in media.content["rows"]) + heads

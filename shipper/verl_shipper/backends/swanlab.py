@@ -14,7 +14,7 @@ its keys; until then the outbox keeps it.
 
     swanlab.py ── swanlab_points.py                      what is sent
         ├────── swanlab_run.py ── swanlab_api.py         what the server has
-        │            └──── sdk/child.py ── swanlab_child.py ── swanlab_gateway.py ── swanlab_ledger.py
+        │            └──── sdk/child.py ── swanlab_child.py ── swanlab_gateway.py ── swanlab_upstream.py
         └────── swanlab_folder.py                        offline and local: a folder
 
 Settings: docs/configuration.md. Must not know: cursors, backoff. On failure: an outcome; nothing is given up.
@@ -233,7 +233,12 @@ class SwanlabBackend(Backend):
         return self._delivered(made, finish)
 
     def _delivered(self, made: Plan, finish: int | None) -> Delivered:
-        remember = {"tops": made.tops, "in_flight": None, "last_steps": made.last_steps, "finish": finish}
+        remember: dict[str, Any] = {
+            "tops": made.tops,
+            "in_flight": None,
+            "last_steps": made.last_steps,
+            "finish": finish,
+        }
         if self._names.is_changed:
             remember["names"] = self._names.notes()
         return Delivered(remember, +made.ignored)

@@ -66,7 +66,7 @@ class Run:
         return {"tops": self.gateway.tops if self.gateway else {}, "folder": "" if is_online else str(self.run.dir)}
 
     def log(self, *, rows: list[list[Any]]) -> dict[str, Any]:
-        """Each row: its step, its time, its numbers, its media. `done` of them are under way; `refused`: why no more."""
+        """Each row: step, time, numbers, media. `done` of them are under way; `refused`: why no more."""
         for done, (step, time_ns, scalars, media) in enumerate(rows):
             try:
                 objects = {key: _media(kind, content) for key, kind, content in media}

@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -35,17 +34,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import requests
-import urllib3.exceptions
-from requests.cookies import RequestsCookieJar
 
-from verl_shipper.backends.sdk.http import retry_after_s
 from verl_shipper.backends.swanlab_api import CLOCK_SLACK_S, seconds_of, tops_of
 from verl_shipper.backends.swanlab_ledger import Ledger, Point
-from verl_shipper_spool.redact import scrub
+from verl_shipper.backends.swanlab_upstream import UPLOAD_TIMEOUT_S, AgainError, Upstream, is_good, line_of, said
 
-TIMEOUT_S = (10.0, 30.0)  # connect, read; the package itself waits 60 s
-UPLOAD_TIMEOUT_S = (10.0, 50.0)
-PAUSE_S = 5.0  # after a 429 or 408 that names no time
 SETTLE_IN_CALL_S_MAX = 15.0
 SIGNED_MAX = 4096
 HOPELESS_POINTS = 32  # so many refused one by one and none taken: it is not the points
@@ -53,10 +46,6 @@ PASSED_ON = ("authorization", "content-type", "cookie", "x-swanlab-sdk-version",
 AGAIN = (503, b'{"code": "Try_Again", "message": "kept by verl-shipper"}')
 DONE = (200, b"{}")
 Reply = tuple[int, bytes]
-
-
-class AgainError(Exception):
-    """The package is to keep what it has and to come again."""
 
 
 class RefusedEntriesError(Exception):
@@ -67,15 +56,10 @@ class Gateway:
     """One server for one run. `url` is what the package is told to talk to."""
 
     def __init__(self, base_url: str, settle_s: float, ledger: Ledger) -> None:
-        self._base_url = base_url
+        self._upstream = Upstream(base_url, ledger)
         self._settle_s = settle_s
         self._ledger = ledger
-        self._session = requests.Session()
-        self._session.cookies = _NoCookies()
-        if not os.environ.get("REQUESTS_CA_BUNDLE") and os.environ.get("SSL_CERT_FILE"):
-            self._session.verify = os.environ["SSL_CERT_FILE"]
         self._write_lock = threading.Lock()
-        self._unsure_s = 0.0  # monotonic time of the last write that may or may not have been applied; 0: none
         self._cookie = ""
         self._created_s = 0
         self._taken: set[Point] = set()  # of a POST that was let through in parts
@@ -104,7 +88,7 @@ class Gateway:
         except AgainError:
             return AGAIN
         except Exception as error:  # noqa: BLE001 - whatever it was, the package must keep its data
-            self._ledger.trouble("down", f"{type(error).__name__}: {_line(error)}")
+            self._ledger.trouble("down", f"{type(error).__name__}: {line_of(error)}")
             return AGAIN
 
     # -- writes of data ----------------------------------------------------------------------------------------------
@@ -115,7 +99,7 @@ class Gateway:
             return DONE  # lines of a terminal; ours has nothing to say
         with self._write_lock:
             entries = [each for each in body["metrics"] if (kind, each["key"], each["index"]) not in self._taken]
-            if self._unsure_s:
+            if self._upstream.unsure_s:
                 entries = self._without_applied(kind, entries, body)
             if kind == "media":
                 entries = self._without_bad_files(entries)
@@ -142,18 +126,18 @@ class Gateway:
 
     def _without_applied(self, kind: str, entries: list[dict[str, Any]], body: dict[str, Any]) -> list[dict[str, Any]]:
         """Those that the server does not have, after a write of which nobody knows whether it was applied."""
-        left_s = self._unsure_s + self._settle_s - time.monotonic()
+        left_s = self._upstream.unsure_s + self._settle_s - time.monotonic()
         if left_s > SETTLE_IN_CALL_S_MAX:
             raise AgainError
         time.sleep(max(left_s, 0.0))
         path = f"/api/house/metrics/summaries/{body['projectId']}/{body['experimentId']}"
         question = {"all": True, "createdAt": max(self._created_s - CLOCK_SLACK_S, 0)}
-        answer = self._send("GET", path, {"cookie": self._cookie}, None, params=question)
-        self._judge(answer)
+        answer = self._upstream.send("GET", path, {"cookie": self._cookie}, None, params=question)
+        self._upstream.judge(answer)
         tops = tops_of(answer.json())
         applied = [each for each in entries if each["index"] <= tops.get(each["key"], -1)]
         self._ledger.took((kind, each["key"], each["index"]) for each in applied)
-        self._unsure_s = 0.0
+        self._upstream.unsure_s = 0.0
         return [each for each in entries if each["index"] > tops.get(each["key"], -1)]
 
     def _without_bad_files(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -203,10 +187,10 @@ class Gateway:
 
     def _post(self, path: str, headers: dict[str, str], body: dict[str, Any], *, is_data: bool = True) -> None:
         content = json.dumps(body).encode()
-        answer = self._send("POST", path, headers, content, is_data=is_data)
+        answer = self._upstream.send("POST", path, headers, content, is_data=is_data)
         if answer.status_code in (400, 413, 422):
-            raise RefusedEntriesError(f"SwanLab answered {answer.status_code}: {_said(answer)}")
-        self._judge(answer, is_data=is_data)
+            raise RefusedEntriesError(f"SwanLab answered {answer.status_code}: {said(answer)}")
+        self._upstream.judge(answer, is_data=is_data)
 
     # -- uploads -----------------------------------------------------------------------------------------------------
 
@@ -230,36 +214,38 @@ class Gateway:
             return AGAIN
         url, path = self._signed[number]
         kept = {"content-type": headers.get("content-type", "application/octet-stream")}
-        answer = self._send("PUT", url, kept, body, timeout=UPLOAD_TIMEOUT_S)
-        if _is_good(answer):
+        answer = self._upstream.send("PUT", url, kept, body, timeout=UPLOAD_TIMEOUT_S)
+        if is_good(answer):
             del self._signed[number]
             return DONE
         if answer.status_code in (400, 413, 422):
-            self._bad_files[path] = f"the upload was answered {answer.status_code}: {_said(answer)}"
+            self._bad_files[path] = f"the upload was answered {answer.status_code}: {said(answer)}"
             return DONE
         if answer.status_code in (408, 429):
-            self._judge(answer)
-        self._ledger.trouble("down", f"an upload was answered {answer.status_code}: {_said(answer)}")
+            self._upstream.judge(answer)
+        self._ledger.trouble("down", f"an upload was answered {answer.status_code}: {said(answer)}")
         return AGAIN
 
     # -- everything else ---------------------------------------------------------------------------------------------
 
     def _other(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
         """Requests that may be repeated."""
-        answer = self._send(method, path, headers, body)
+        answer = self._upstream.send(method, path, headers, body)
         status = answer.status_code
         is_login = path == "/api/login/api_key"
         is_question = method == "GET" or path.endswith(("/heartbeat", "/api/login/api_key"))
         if status in (401, 403) and is_login:
             # At the beginning the package has to see it, or it would try for long.
-            self._ledger.trouble("key", f"key refused ({status}) by {self._base_url}")
+            self._ledger.trouble("key", f"key refused ({status}) by {self._upstream.base_url}")
             return status, answer.content
         if status == 404 and not is_question and not path.startswith("/api/projects/"):
-            self._ledger.trouble("gone", f"{self._base_url} does not know the run any more (404): {_said(answer)}")
+            self._ledger.trouble(
+                "gone", f"{self._upstream.base_url} does not know the run any more (404): {said(answer)}"
+            )
             raise AgainError
         if status in (401, 403, 408, 429) or status >= 500:
-            self._judge(answer)
-        if _is_good(answer):
+            self._upstream.judge(answer)
+        if is_good(answer):
             self._look_at(method, path, body, answer)
             if path == "/api/resources/presigned/put":
                 return self._sign(body, answer)
@@ -279,96 +265,11 @@ class Gateway:
         elif path.endswith("/state"):
             self._ledger.end_state = str(json.loads(body).get("state"))
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: bytes | None,
-        *,
-        is_data: bool = False,
-        timeout: tuple[float, float] = TIMEOUT_S,
-        params: Any = None,
-    ) -> requests.Response:
-        """The server's answer; AgainError when there is none."""
-        url = path if "://" in path else self._base_url + path
-        try:
-            return self._session.request(
-                method,
-                url,
-                data=body,
-                headers=headers,
-                params=params,
-                timeout=timeout,
-                auth=_as_it_is,
-                allow_redirects=False,
-            )
-        except requests.exceptions.RequestException as error:
-            if is_data and _was_sent(error):
-                self._unsure_s = time.monotonic()
-            self._ledger.trouble("down", f"no answer from {self._base_url}: {_line(error)}")
-            raise AgainError from error
-
-    def _judge(self, answer: requests.Response, *, is_data: bool = False) -> None:
-        """Raise AgainError for anything but a good answer, and tell the lane why."""
-        status = answer.status_code
-        if _is_good(answer):
-            return
-        reason = f"{self._base_url} answered {status}: {_said(answer)}"
-        if status in (401, 403):
-            self._ledger.trouble("key", f"key refused: {reason}")
-        elif status in (408, 425, 429):
-            after_s = retry_after_s(answer.headers.get("Retry-After"))
-            self._ledger.trouble("rate", reason, PAUSE_S if after_s is None else after_s)
-        elif status >= 500:
-            if is_data:
-                self._unsure_s = time.monotonic()
-            self._ledger.trouble("down", reason)
-        else:
-            self._ledger.trouble("gone", reason)
-        raise AgainError
-
-
-class _NoCookies(RequestsCookieJar):
-    """The package keeps its own."""
-
-    def set_cookie(self, cookie: Any, *args: Any, **kwargs: Any) -> None:
-        pass
-
 
 def stamp(time_ns: int) -> str:
     """A time as SwanLab writes it, with nanoseconds."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
-
-
-def _was_sent(error: BaseException) -> bool:
-    """Whether the server may have seen the request: not when there was no connection."""
-    seen: list[BaseException] = [error]
-    while seen:
-        each = seen.pop()
-        if isinstance(each, requests.exceptions.ConnectTimeout | urllib3.exceptions.NewConnectionError):
-            return False
-        seen += [part for part in (*each.args, getattr(each, "reason", None)) if isinstance(part, BaseException)]
-    return True
-
-
-def _is_good(answer: requests.Response) -> bool:
-    """2xx and nothing else: who is sent on to another place has delivered nothing."""
-    return 200 <= answer.status_code < 300
-
-
-def _as_it_is(request: Any) -> Any:
-    """`requests` would put netrc's password into the header that carries the key."""
-    return request
-
-
-def _said(answer: requests.Response) -> str:
-    return scrub(" ".join(answer.text.split()))[:150]
-
-
-def _line(error: BaseException) -> str:
-    return scrub((str(error).strip().splitlines() or [type(error).__name__])[0])[:200]
 
 
 def _handler_class(answer: Callable[[str, str, dict[str, str], bytes], Reply]) -> type[BaseHTTPRequestHandler]:

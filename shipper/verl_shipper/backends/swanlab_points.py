@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(slots=True)
 class Plan:
-    """What a batch becomes. `rows` by step; `refused`: reason by index of the item; `tops`: last step by key after it."""
+    """What a batch becomes: `rows` by step, `refused` with reason by index, `tops` the last step by key after it."""
 
     rows: list[Row] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def _content(item: Item, made: Plan, names: Names) -> tuple[dict[str, float], tu
         part, call = body.get("part") or 0, body.get("call") or 0
         key = GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
         return {}, (Media(names.name(_marked("table", key)), "table", _table(body)),)
-    texts = {}
+    texts: dict[str, str] = {}
     for key, text in body.items():
         name = names.name(_marked("text", key_text(key)))
         texts.setdefault(name, visible(text) if isinstance(text, str) else json.dumps(to_json(text)))

@@ -34,6 +34,7 @@ LOCK_WAIT_S = 20.0
 PAUSE_S = 0.05  # between two looks at the child while points are on their way
 PAUSE_S_MAX = 1.0
 CONFIRM_S = 60.0  # then the lane gets control back; the child keeps trying
+DOWN_S = 10.0  # the same, when the server is known to be down
 STALL_S = 90.0  # nothing was answered for so long, and nothing is wrong: the package has lost it
 STALLS_MAX = 2  # children that lost the same points; a third would lose them, too
 INIT_S = 60.0
@@ -183,10 +184,9 @@ class SwanlabRun:
             told = self._look_at_child(sent)
             if not told["waiting"] and told["config"] != "waiting":
                 break
-            if time.monotonic() > deadline_s:
-                trouble = told["trouble"]
-                reason = trouble["reason"] if trouble else f"{told['waiting']} points of {self._name} are on their way"
-                raise RefusedError(Retry(reason))
+            if time.monotonic() > (deadline_s - CONFIRM_S + DOWN_S if told["trouble"] else deadline_s):
+                on_way = Retry(f"{told['waiting']} points of {self._name} are on their way")
+                raise RefusedError(_meaning(told["trouble"]) if told["trouble"] else on_way)
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.3, PAUSE_S_MAX)
         wanted = _tops_of(sent)
@@ -212,8 +212,8 @@ class SwanlabRun:
             raise
         if not told["ended"]:
             self._end_child()
-            trouble = told["trouble"]
-            raise RefusedError(Retry(trouble["reason"] if trouble else f"SwanLab did not take the end of {self._name}"))
+            silent = Retry(f"SwanLab did not take the end of {self._name}")
+            raise RefusedError(_meaning(told["trouble"]) if told["trouble"] else silent)
         self.close()
 
     def close(self) -> None:
@@ -261,11 +261,7 @@ class SwanlabRun:
                 trouble = self._child.call("health", CALL_S, with_waiting=False)["trouble"]
             except ChildError as second:
                 log.debug("no word of SwanLab's process: %s", second)
-        if trouble is None:
-            return Retry(reason)
-        if trouble["kind"] in ("key", "gone"):
-            return Park(str(trouble["reason"]))
-        return Retry(str(trouble["reason"]), trouble["after_s"] or None)
+        return _meaning(trouble) if trouble else Retry(reason)
 
     def _look_at_child(self, sent: Sent) -> dict[str, Any]:
         """What the child tells. Raises when it will never bring what is missing, or must not go on now."""
@@ -278,11 +274,12 @@ class SwanlabRun:
         trouble = told["trouble"]
         if told["waiting"] != sent.seen_waiting or trouble:
             sent.seen_waiting, sent.seen_s = told["waiting"], now_s
-        if trouble and trouble["kind"] in ("key", "gone"):
+        outcome = _meaning(trouble) if trouble else None
+        if isinstance(outcome, Park):
             self._end_child()
-            raise RefusedError(Park(trouble["reason"]))
-        if trouble and trouble["kind"] == "rate" and trouble["after_s"] > 0:
-            raise RefusedError(Retry(trouble["reason"], trouble["after_s"]))
+            raise RefusedError(outcome)
+        if outcome is not None and outcome.after_s:
+            raise RefusedError(outcome)  # nothing is sent before; the child waits, too
         return self._stalled(sent) if now_s - sent.seen_s > STALL_S else told
 
     def _stalled(self, sent: Sent) -> dict[str, Any]:
@@ -313,6 +310,13 @@ class SwanlabRun:
             self._child = None
             self._config = None
             self._given = set()
+
+
+def _meaning(trouble: Mapping[str, Any]) -> Park | Retry:
+    """What a trouble of the gateway's ledger means to the lane."""
+    if trouble["kind"] in ("key", "gone"):
+        return Park(str(trouble["reason"]))
+    return Retry(str(trouble["reason"]), trouble["after_s"] or None)
 
 
 def media_of(row: Row) -> list[list[Any]]:

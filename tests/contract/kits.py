@@ -1,0 +1,377 @@
+"""What the contract suite knows of each tracker: one small Kit for a backend.
+
+To have a new backend pass the suite: subclass Kit, add a line to KITS. A kit says
+
+    settings          the section `backends.<name>`, as JSON
+    points(run)       every number that the tracker shows of a run, as (key, step, value), in the order of their arrival
+                      (of steps, where a tracker knows no arrival); asserts whatever else must hold of one run there
+
+and makes the tracker fail, each until `heal`:
+
+    gone()            nobody can reach it                 hang(run)       no request of this run gets an answer
+    break_run(run)    nothing of this run is taken        lose_answers()  what comes is applied, its answer is lost
+    poison()          body and step of a record that is refused for good from now on
+
+A failure that a tracker cannot have stays unwritten: its tests are skipped with the reason. Three flags tell of a
+tracker's nature: `repeats`, `takes_late`, `hangs_alone`. A kit lives as long as the session; every test has runs of its
+own. Must not know: tests, lanes.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import os
+import sqlite3
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import pytest
+
+from servers.faults import Fault, Rule
+from servers.process import ServerProcess
+from support import swanlab_reader, wandb_reader
+from support.batches import run_info
+from support.fault_http import FaultServer, Mode
+from support.mlflow_trackers import TestTracker, _dispose
+from verl_shipper.backends import BUILT_IN
+from verl_shipper.backends.base import RunInfo
+
+Point = tuple[str, Any, float]
+SETTLE_S = 0.5
+NO_STEP = 2**63  # no tracker whose steps have 64 bits takes it
+
+
+class Kit(abc.ABC):
+    """One tracker of the whole session, started in `folder`. `fixture(name)` gives fixtures of the session."""
+
+    backend: ClassVar[str]
+    repeats: ClassVar[bool] = False  # what was shown right before a crash may be shown again
+    takes_late: ClassVar[bool] = True  # takes a step of a key below its last one
+    hangs_alone: ClassVar[bool] = True  # a run may hang while another one is served
+    secret: ClassVar[str] = "no such secret"  # may stand in no reason
+
+    def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
+        folder.mkdir()
+        self.folder = folder
+
+    def run(self) -> RunInfo:
+        """A run that nobody has seen yet."""
+        return run_info(project=f"project-{uuid.uuid4().hex[:8]}", run_id=f"run-{uuid.uuid4().hex[:8]}")
+
+    @property
+    @abc.abstractmethod
+    def settings(self) -> dict[str, Any]: ...
+
+    @abc.abstractmethod
+    def points(self, run: RunInfo) -> list[Point]: ...
+
+    def values(self, run: RunInfo, key: str) -> list[tuple[Any, float]]:
+        found = [(step, value) for name, step, value in self.points(run) if name == key]
+        return list(dict.fromkeys(found)) if self.repeats else found
+
+    def gone(self) -> None:
+        self._cannot("be gone")
+
+    def hang(self, run: RunInfo) -> None:
+        self._cannot("hang")
+
+    def break_run(self, run: RunInfo) -> None:
+        self._cannot("be broken for one run")
+
+    def lose_answers(self) -> None:  # noqa: B027 - not every tracker has more to lose
+        """Nothing to do where nothing but the return of `upload` can be lost."""
+
+    def poison(self) -> tuple[dict[Any, Any], int]:
+        self._cannot("refuse a record")
+
+    def heal(self) -> None:  # noqa: B027 - not every tracker can fail
+        """As if nothing had ever been wrong."""
+
+    def close(self) -> None:
+        self.heal()
+
+    def _cannot(self, what: str) -> NoReturn:
+        pytest.skip(f"{type(self).__name__}: this tracker cannot {what}")
+
+
+class FileKit(Kit):
+    """A folder. Gone: a file has its place. Hanging: the run's file is a pipe that nobody reads."""
+
+    backend = "file"
+
+    def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
+        super().__init__(folder, fixture)
+        self._out, self._away = folder / "out", folder / "away"
+        self._pipes: list[Path] = []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"dir": str(self._out)}
+
+    def points(self, run: RunInfo) -> list[Point]:
+        lines = [json.loads(line) for line in self._path(run).read_bytes().splitlines()]
+        assert len({line["id"] for line in lines}) == len(lines)
+        told = [(line["step"], line["data"]) for line in lines if line["kind"] == "metrics"]
+        return [(key, step, float(value)) for step, data in told for key, value in data.items()]
+
+    def gone(self) -> None:
+        self._out.rename(self._away)
+        self._out.touch()
+
+    def hang(self, run: RunInfo) -> None:
+        path = self._path(run)
+        path.rename(path.with_suffix(".kept"))
+        os.mkfifo(path)
+        self._pipes.append(path)
+
+    def break_run(self, run: RunInfo) -> None:
+        self._path(run).mkdir(parents=True)
+
+    def heal(self) -> None:
+        if self._away.exists():
+            self._out.unlink()
+            self._away.rename(self._out)
+        for path in self._pipes:
+            pipe = path.with_suffix(".pipe")
+            path.rename(pipe)
+            path.with_suffix(".kept").rename(path)
+            os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # whoever waits for a reader goes on
+        self._pipes.clear()
+
+    def _path(self, run: RunInfo) -> Path:
+        return self._out / run.project / f"{run.experiment}-{run.run_id}.jsonl"
+
+
+class ConsoleKit(Kit):
+    """Standard output, which tells no run from another: every test has a file of its own as its terminal."""
+
+    backend = "console"
+    repeats = True
+
+    def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
+        super().__init__(folder, fixture)
+        self.path = folder / "terminal"
+        self._before = sys.__stdout__
+        self._terminal = self.path.open("a")
+        sys.__stdout__ = self._terminal  # type: ignore[misc]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def run(self) -> RunInfo:
+        os.truncate(self.path, 0)
+        return super().run()
+
+    def points(self, run: RunInfo) -> list[Point]:
+        found: list[Point] = []
+        for line in self.path.read_text().splitlines():
+            at, *pairs = line.partition("step:")[2].split(" - ")
+            named = [pair.rpartition(":") for pair in pairs if not pair.startswith(("text:", "generations:"))]
+            found += [(key, None if at == "None" else int(at), float(value)) for key, _, value in named]
+        return found
+
+    def gone(self) -> None:
+        sys.__stdout__ = None  # type: ignore[misc]
+
+    def heal(self) -> None:
+        sys.__stdout__ = self._terminal  # type: ignore[misc]
+
+    def close(self) -> None:
+        sys.__stdout__ = self._before  # type: ignore[misc]
+        self._terminal.close()
+
+
+class MlflowKit(Kit):
+    """What a server and a database have in common. A run without a place: its experiment is deleted."""
+
+    backend = "mlflow"
+    hangs_alone = False
+    uri: str  # past all faults
+
+    def points(self, run: RunInfo) -> list[Point]:
+        tracker = TestTracker(self.uri, run.project)
+        return [(key, *point) for key in tracker.run().data.metrics for point in tracker.points(key)]
+
+    def break_run(self, run: RunInfo) -> None:
+        client = TestTracker(self.uri, run.project).client
+        client.delete_experiment(client.create_experiment(run.project))
+
+    def poison(self) -> tuple[dict[Any, Any], int]:
+        return {"poison": 1.0}, NO_STEP
+
+
+class MlflowServerKit(MlflowKit):
+    """A real server behind one that is sick."""
+
+    def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
+        super().__init__(folder, fixture)
+        self.uri = fixture("mlflow_server").uri
+        self._way = FaultServer(self.uri)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"tracking_uri": self._way.url, "timeout_s": 4, "lock_dir": str(self.folder / "locks")}
+
+    def gone(self) -> None:
+        self._way.mode = Mode.RESET
+
+    def hang(self, run: RunInfo) -> None:
+        self._way.mode = Mode.HANG
+
+    def lose_answers(self) -> None:
+        self._way.mode = Mode.SWALLOW
+
+    def heal(self) -> None:
+        self._way.mode = Mode.PASS
+
+    def close(self) -> None:
+        self._way.close()
+
+
+class MlflowDatabaseKit(MlflowKit):
+    """A database file. Gone, or hanging: somebody keeps it locked."""
+
+    def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
+        super().__init__(folder, fixture)
+        self._path = folder / "mlflow.db"
+        self._path.write_bytes(fixture("empty_database").read_bytes())
+        self.uri = f"sqlite:///{self._path}"
+        self._locker: sqlite3.Connection | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"tracking_uri": self.uri, "lock_dir": str(self.folder / "locks")}
+
+    def gone(self) -> None:
+        self._locker = sqlite3.connect(self._path, isolation_level=None)
+        self._locker.execute("BEGIN EXCLUSIVE")
+
+    def hang(self, run: RunInfo) -> None:
+        self.gone()
+
+    def heal(self) -> None:
+        if self._locker is not None:
+            with closing(self._locker) as locker:
+                locker.execute("ROLLBACK")
+            self._locker = None
+
+    def close(self) -> None:
+        self.heal()
+        _dispose(self.uri)
+
+
+class ServerKit(Kit):
+    """A real SDK and a server of ours in a process of its own. `name_of(run)`: what all requests of a run contain."""
+
+    module: ClassVar[str]
+    secret = "k" * 40
+    writes: ClassVar[str]  # the requests that bring numbers
+
+    def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
+        super().__init__(folder, fixture)
+        self._key = folder / "key"
+        self._key.touch(0o600)
+        self._key.write_text(self.secret)
+        self.server = ServerProcess(self.module, folder / "server")
+        self.server.start()
+        self._is_gone = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        places = {"work_dir": str(self.folder / "work"), "lock_dir": str(self.folder / "locks")}
+        return {"base_url": self.server.url, "api_key_file": str(self._key), "settle_s": SETTLE_S, **places}
+
+    @abc.abstractmethod
+    def name_of(self, run: RunInfo) -> str: ...
+
+    def gone(self) -> None:
+        self.server.kill()
+        self._is_gone = True
+
+    def hang(self, run: RunInfo) -> None:
+        self.server.rules(*self._of(run, Fault.HANG))
+
+    def break_run(self, run: RunInfo) -> None:
+        self.server.rules(*self._of(run, Fault.ERROR))
+
+    def lose_answers(self) -> None:
+        self.server.rules(Rule(Fault.LOST, self.writes, each=2))
+
+    def heal(self) -> None:
+        if self._is_gone:
+            self.server.start()
+            self._is_gone = False
+        self.server.rules()
+
+    def close(self) -> None:
+        self.server.kill()
+
+    def _of(self, run: RunInfo, fault: Fault) -> Iterator[Rule]:
+        yield Rule(fault, path=self.name_of(run))
+        yield Rule(fault, contains=self.name_of(run))
+
+
+class WandbKit(ServerKit):
+    backend = "wandb"
+    module = "wandb_server"
+    writes = "file_stream"
+
+    def name_of(self, run: RunInfo) -> str:
+        return run.run_id
+
+    def points(self, run: RunInfo) -> list[Point]:
+        told = wandb_reader.run(self.server, run.project, run.run_id)
+        assert (told["created"], told["conflicts"], told["gaps"]) == (1, 0, 0)
+        rows = [(row["trainer/global_step"], row) for row in told["history"]]
+        return [
+            (key, step, float(value))
+            for step, row in rows
+            for key, value in row.items()
+            if not key.startswith("_") and key != "trainer/global_step" and not isinstance(value, dict)
+        ]
+
+    def poison(self) -> tuple[dict[Any, Any], int]:
+        return {f"{n}" * 60: 0.123456789012345 for n in range(40_000)}, 0  # wandb drops lines beyond 10 MB silently
+
+
+class SwanlabKit(ServerKit):
+    backend = "swanlab"
+    module = "swanlab_server"
+    writes = "house/metrics"
+    takes_late = False
+
+    def name_of(self, run: RunInfo) -> str:
+        from verl_shipper.backends.swanlab import cuid
+
+        return cuid(run.run_id)
+
+    def points(self, run: RunInfo) -> list[Point]:
+        told = swanlab_reader.run_state(self.server, self.name_of(run))
+        assert told["doubles"] == 0
+        scalars = told["scalars"].items()
+        return [(key, step, float(value)) for key, rows in scalars for step, value, _ in rows]
+
+    def poison(self) -> tuple[dict[Any, Any], int]:
+        self.server.rules(Rule(Fault.BAD, "POST .*house/metrics", contains="poison"))
+        return {"poison": 1.0}, 0
+
+
+KITS: dict[str, type[Kit]] = {
+    "file": FileKit,
+    "console": ConsoleKit,
+    "mlflow-http": MlflowServerKit,
+    "mlflow-sqlite": MlflowDatabaseKit,
+    "wandb": WandbKit,
+    "swanlab": SwanlabKit,
+}
+
+
+def names() -> list[str]:
+    """Kits whose backend is there."""
+    return [name for name, kit in KITS.items() if kit.backend in BUILT_IN]

@@ -22,8 +22,6 @@ Settings: docs/configuration.md. Must not know: cursors, backoff. On failure: an
 from __future__ import annotations
 
 import importlib.util
-import os
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -32,6 +30,7 @@ from verl_shipper.backends.base import (
     Backend,
     Batch,
     Delivered,
+    Item,
     Limits,
     Memory,
     Outcome,
@@ -40,20 +39,15 @@ from verl_shipper.backends.base import (
     Retry,
     RunInfo,
 )
-from verl_shipper.backends.paths import component
 from verl_shipper.backends.sdk.http import Http, RefusedError
-from verl_shipper.backends.sdk.run_lock import lock_path
 from verl_shipper.backends.secrets import find_key
-from verl_shipper.backends.wandb_api import RunAddress, WandbApi
+from verl_shipper.backends.wandb_api import WandbApi
+from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
-from verl_shipper.backends.wandb_run import Sent, WandbRun, Wish
+from verl_shipper.backends.wandb_run import Sent, WandbRun
+from verl_shipper.backends.wandb_wish import KEY_NAMES, SETTLE_S, base_url, entity_of, wish_of
 from verl_shipper.errors import ConfigError
 
-DEFAULT_URL = "https://api.wandb.ai"
-SETTLE_S = 10.0  # the server's counts lag 2 to 4 s on a quiet day (wandb/wandb #12421)
-TRANSMIT_S = 2  # whole seconds, how often the SDK sends
-PROJECT_FORBIDDEN = re.compile(r"[/\\#?%:\x00-\x1f\x7f\ud800-\udfff]")
-RUN_FORBIDDEN = re.compile(r"[^\w\-.]", re.ASCII)
 MODES = ("online", "offline")
 
 
@@ -64,6 +58,7 @@ class WandbBackend(Backend):
     settings_known: ClassVar[tuple[str, ...] | None] = (
         "api_key_file",
         "base_url",
+        "dir",
         "entity",
         "group",
         "job_type",
@@ -103,13 +98,16 @@ class WandbBackend(Backend):
         super().__init__(run, settings, memory)
         self._api: WandbApi | None = None
         self._run: WandbRun | None = None
+        self._is_offline = settings.get("mode", "online") == "offline"
+        self._offline: OfflineRun | None = None
         self._batch_id = ""  # the batch whose rows the child of now has
         self._sent: Sent | None = None
         self._planned: list[Row] = []  # rows of that batch that were not given to the child
 
     def open(self) -> Outcome | None:
         try:
-            self._open()
+            if not self._is_offline:
+                self._open()
         except RefusedError as refused:
             self._let_go()
             return refused.outcome
@@ -122,8 +120,11 @@ class WandbBackend(Backend):
         if made.refused:
             return Reject("; ".join(list(dict.fromkeys(made.refused.values()))[:3]), sorted(made.refused))
         try:
+            if self._is_offline:
+                return self._keep(made)
             run = self._open()
             with run.mutex:
+                self._open()  # it may have given way to another daemon just now
                 return self._deliver(run, batch, made)
         except RefusedError as refused:
             if isinstance(refused.outcome, Park):
@@ -151,13 +152,26 @@ class WandbBackend(Backend):
 
     def _open(self) -> WandbRun:
         """The run, opened: its lock held and its count known."""
-        if self._run is not None and self._run.is_writing:
-            return self._run
         if self._run is None:
             self._api, self._run = self._connect()
-        self._batch_id, self._sent = "", None
-        self._run.open(rows_known=self.memory.get("rows") or 0, is_clean=not self.memory.get("in_flight"))
+        with self._run.mutex:
+            if not self._run.is_writing:
+                self._batch_id, self._sent = "", None
+                self._run.open(rows_known=self.memory.get("rows") or 0, is_clean=not self.memory.get("in_flight"))
         return self._run
+
+    def _keep(self, made: Plan) -> Outcome:
+        """Without a server: into the run's folder."""
+        if made.config is not None:
+            self.memory.put("config", made.config)
+        if self._offline is None:
+            self._offline = OfflineRun(wish_of(self.run, self.settings, entity_of(self.settings), ""), self.memory)
+        finish = exit_code_of(made.finish) if made.finish is not None else None
+        if made.rows or made.config is not None or finish is not None:
+            self._offline.deliver(made.rows, self.memory.get("config") or {})
+        if finish is not None:
+            self._offline.finish(finish)
+        return Delivered({"last_steps": made.last_steps}, made.ignored)
 
     def _deliver(self, run: WandbRun, batch: Batch, made: Plan) -> Outcome:
         if made.config is not None:
@@ -207,8 +221,7 @@ class WandbBackend(Backend):
     def _finish_code(self, run: WandbRun, made: Plan) -> int | None:
         """The exit code to end the run with after this batch; None when it goes on."""
         if made.finish is not None:
-            code = made.finish.record.body.get("exit_code")
-            return code if isinstance(code, int) else 1
+            return exit_code_of(made.finish)
         if made.config is not None:
             return None
         known = self.memory.get("finish")
@@ -221,6 +234,9 @@ class WandbBackend(Backend):
         return dict(self.memory.get("in_flight") or {})
 
     def _let_go(self) -> None:
+        if self._offline is not None:
+            self._offline.close()
+            self._offline = None
         if self._run is not None:
             self._run.close()
             self._run = None
@@ -228,59 +244,18 @@ class WandbBackend(Backend):
 
     def _connect(self) -> tuple[WandbApi, WandbRun]:
         url = base_url(self.settings)
-        proxy = self.settings.get("wandb_proxy")
         try:
-            key = find_key(("WANDB_API_KEY",), self.settings, urlsplit(url).hostname)
+            key = find_key(KEY_NAMES, self.settings, urlsplit(url).hostname)
         except ConfigError as error:
             raise RefusedError(Park(error.line())) from error
         if key is None:
-            raise RefusedError(Park("no key for wandb; set WANDB_API_KEY or backends.wandb.api_key_file"))
-        api = WandbApi(Http(url, proxy=proxy), key.value, key.origin)
-        entity = self.settings.get("entity") or os.environ.get("WANDB_ENTITY") or self.memory.get("entity")
+            raise RefusedError(Park(f"no key for wandb; set {KEY_NAMES[0]} or backends.wandb.api_key_file"))
+        api = WandbApi(Http(url, proxy=self.settings.get("wandb_proxy")), key.value, key.origin)
+        entity = entity_of(self.settings) or self.memory.get("entity")
         if not entity:
             entity = api.entity()
             self.memory.put("entity", entity)
-        address = RunAddress(str(entity), project_name(self.run.project), run_name(self.run.run_id))
-        return api, WandbRun(self._wish(address, url, key.value), api)
-
-    def _wish(self, address: RunAddress, url: str, key: str) -> Wish:
-        tags = self.settings.get("tags")
-        proxy = self.settings.get("wandb_proxy")
-        work_dir = self.settings.get("work_dir") or os.path.join(os.path.expanduser("~"), ".cache", "verl-shipper")
-        identity = (url, address.entity, address.project, address.run_id)
-        return Wish(
-            address=address,
-            where={
-                "entity": address.entity,
-                "project": address.project,
-                "id": address.run_id,
-                "name": self.run.experiment or None,
-                "group": self.settings.get("group"),
-                "job_type": self.settings.get("job_type"),
-                "notes": self.settings.get("notes"),
-                "tags": [tags] if isinstance(tags, str) else tags,
-                "resume": "allow",
-                "mode": "online",
-            },
-            settings={
-                "console": "off",
-                "http_proxy": proxy,
-                "https_proxy": proxy,
-                "quiet": True,
-                "save_code": bool(self.settings.get("save_code", False)),
-                "silent": True,
-                "x_disable_meta": True,
-                "x_disable_stats": True,
-                "x_file_stream_transmit_interval": TRANSMIT_S,
-                "x_save_requirements": False,
-                "x_skip_transaction_log": True,
-            },
-            environment=child_environment(url, key),
-            folder=os.path.join(work_dir, component("-".join(identity[1:]), RUN_FORBIDDEN)),
-            lock_path=lock_path(self.settings.get("lock_dir"), "wandb", *identity),
-            settle_s=float(self.settings.get("settle_s", SETTLE_S)),
-            with_artifacts=bool(self.settings.get("log_artifact", True)),
-        )
+        return api, WandbRun(wish_of(self.run, self.settings, str(entity), key.value), api)
 
 
 def is_part(batch_id: str, of: str) -> bool:
@@ -288,22 +263,7 @@ def is_part(batch_id: str, of: str) -> bool:
     return batch_id == of or batch_id.startswith(f"{of}.")
 
 
-def base_url(settings: Mapping[str, Any]) -> str:
-    """The server that counts."""
-    return str(settings.get("base_url") or os.environ.get("WANDB_BASE_URL") or DEFAULT_URL).rstrip("/")
-
-
-def project_name(project: str) -> str:
-    """The project's name as far as W&B takes it."""
-    return component(project, PROJECT_FORBIDDEN, bytes_max=128) if project else "uncategorized"
-
-
-def run_name(run_id: str) -> str:
-    """The run's id as far as W&B takes it."""
-    return component(run_id, RUN_FORBIDDEN, bytes_max=64)
-
-
-def child_environment(url: str, key: str) -> dict[str, str]:
-    """What the SDK sees: our settings, nobody else's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    return {**kept, "WANDB_BASE_URL": url, "WANDB_API_KEY": key, "WANDB_ERROR_REPORTING": "false"}
+def exit_code_of(finish: Item) -> int:
+    """A run of which nobody knows how it ended has failed."""
+    code = finish.record.body.get("exit_code")
+    return code if isinstance(code, int) else 1

@@ -14,15 +14,35 @@ from __future__ import annotations
 
 import html
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import wandb
 from wandb.sdk.artifacts._internal_artifact import InternalArtifact
-from wandb.sdk.artifacts.exceptions import WaitTimeoutError
 
 from verl_shipper.backends.sdk.serve import serve
 
+ARTIFACTS_AT_ONCE = 8
 ROW_ERRORS = (ValueError, TypeError, KeyError)  # what wandb raises for a row it does not like
+
+
+class Flag:
+    """Set once. Tables hold their run and its settings, and wandb copies tables deeply: this copies as itself."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def __deepcopy__(self, _: object) -> Flag:
+        return self
+
+
+FATAL = Flag()
 
 
 class Run:
@@ -32,9 +52,9 @@ class Run:
         self.run: Any = None
         self.step_key = ""
         self.with_artifacts = True
-        self.fatal = False
-        self.artifacts: list[Any] = []  # not committed yet
-        self.artifacts_refused = 0
+        self.artifacts: list[Future[Any]] = []  # not committed yet
+        # A wait that times out cancels the upload it waits for; so each has a thread to wait for ever.
+        self.waiting = ThreadPoolExecutor(ARTIFACTS_AT_ONCE, thread_name_prefix="artifact")
 
     def init(
         self,
@@ -49,7 +69,7 @@ class Run:
         known = wandb.Settings.model_fields
         chosen = {key: value for key, value in settings.items() if key in known}
         if "stop_fn" in known:
-            chosen |= {"stop_fn": self._stop, "stop_on_fatal_error": True}
+            chosen |= {"stop_fn": FATAL.set, "stop_on_fatal_error": True}
         self.run = wandb.init(
             **{key: value for key, value in where.items() if value is not None},
             config=config,
@@ -79,23 +99,12 @@ class Run:
         return [_file_name(self.run.dir, each) for each in made]
 
     def health(self) -> dict[str, Any]:
-        pending = []
-        for artifact in self.artifacts:
-            try:
-                artifact.wait(timeout=0)
-            except (TimeoutError, WaitTimeoutError):
-                pending.append(artifact)
-            except ValueError:
-                self.artifacts_refused += 1
-        self.artifacts = pending
-        refused, self.artifacts_refused = self.artifacts_refused, 0
-        return {"fatal": self.fatal, "artifacts_pending": len(pending), "artifacts_refused": refused}
+        refused = sum(each.done() and each.exception() is not None for each in self.artifacts)
+        self.artifacts = [each for each in self.artifacts if not each.done()]
+        return {"fatal": FATAL.is_set(), "artifacts_pending": len(self.artifacts), "artifacts_refused": refused}
 
     def finish(self, *, exit_code: int) -> None:
         self.run.finish(exit_code=exit_code)
-
-    def _stop(self) -> None:
-        self.fatal = True
 
     def _media(self, number: int, media: list[list[Any]]) -> dict[str, Any]:
         """Objects whose files are on their way, by key."""
@@ -115,7 +124,8 @@ class Run:
         """The table as an artifact, the way wandb itself would, but remembered: it must be committed, too."""
         artifact = InternalArtifact(f"run-{self.run.id}-{key}", "run_table")
         artifact.add(table, key)
-        self.artifacts.append(self.run.log_artifact(artifact))
+        logged = self.run.log_artifact(artifact)
+        self.artifacts.append(self.waiting.submit(logged.wait))
 
 
 def _file_name(folder: str, media: Any) -> str:

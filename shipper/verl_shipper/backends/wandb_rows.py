@@ -56,6 +56,11 @@ class Row:
     media: tuple[Media, ...] = ()
 
 
+def media_of(row: Row) -> list[list[Any]]:
+    """A row's media as they travel to the child."""
+    return [[media.key, media.kind, media.content] for media in row.media]
+
+
 @dataclass(slots=True)
 class Plan:
     """What a batch becomes. `refused`: reason by index of the item."""

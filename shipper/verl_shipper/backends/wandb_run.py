@@ -27,7 +27,7 @@ from verl_shipper.backends.sdk.child import Child, ChildError
 from verl_shipper.backends.sdk.http import RefusedError
 from verl_shipper.backends.sdk.run_lock import Note, RunLock
 from verl_shipper.backends.wandb_api import RunAddress, RunState, WandbApi
-from verl_shipper.backends.wandb_rows import ID_KEY, STEP_KEY, Row
+from verl_shipper.backends.wandb_rows import ID_KEY, STEP_KEY, Row, media_of
 
 log = logging.getLogger(__name__)
 
@@ -283,10 +283,6 @@ class WandbRun:
             self._child = None
             self.config = None
             shutil.rmtree(os.path.join(self._wish.folder, "wandb"), ignore_errors=True)
-
-
-def media_of(row: Row) -> list[list[Any]]:
-    return [[media.key, media.kind, media.content] for media in row.media]
 
 
 def _media_count(rows: Sequence[Row]) -> int:

@@ -22,7 +22,7 @@ Settings: docs/configuration.md. Must not know: cursors, backoff. On failure: an
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -46,6 +46,7 @@ from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
 from verl_shipper.backends.wandb_run import Sent, WandbRun
 from verl_shipper.backends.wandb_wish import KEY_NAMES, SETTLE_S, base_url, entity_of, wish_of
+from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 
 MODES = ("online", "offline")
@@ -93,6 +94,12 @@ class WandbBackend(Backend):
             refuse("base_url", "give https://HOST, or unset WANDB_BASE_URL")
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError("wandb is not installed", hint="pip install 'verl-shipper[wandb]'")
+
+    @classmethod
+    def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:
+        from verl_shipper.backends.wandb_diagnose import findings
+
+        return findings(settings)
 
     def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
         super().__init__(run, settings, memory)

@@ -22,6 +22,8 @@ from verl_shipper_spool.record import KIND_NAME, decode_loss, decode_record
 
 RUNS_SHOWN_MAX = 20
 RETRYING_LAG_S = 5.0
+RENAMED_SHOWN_MAX = 5
+NAME_CHARS_SHOWN_MAX = 40
 FRESH_S = 30.0  # notes older than this are of a daemon that is gone
 
 
@@ -97,11 +99,28 @@ def notes(report: Report) -> list[str]:
         if total.ignored:
             what = ", ".join(f"{count} {reason}" for reason, count in sorted(total.ignored.items()))
             lines.append(f"{name}: values that it cannot show: {what}")
+        if total.renamed:
+            lines.append(f"renamed at {name}: {_renamed(total.renamed)}")
         if total.last_error:
             lines.append(f"{name}: {'PARKED' if total.parked else 'last error'}: {total.last_error}")
         if not total.balanced:
             lines.append(f"{name}: THE ACCOUNT DOES NOT BALANCE; please report this with `verl-shipper status --json`")
     return lines
+
+
+def _renamed(names: dict[str, str]) -> str:
+    """The first changed names of many."""
+    some = list(names.items())[:RENAMED_SHOWN_MAX]
+    shown = ", ".join(f"{_name(original)} → {_name(name)}" for original, name in some)
+    return shown if len(names) == len(some) else f"{shown} … ({len(names)} in all)"
+
+
+def _name(name: str) -> str:
+    """A name on one line, visible even when it is empty or a control character."""
+    plain = "".join(sign if sign.isprintable() else "\ufffd" for sign in name[:NAME_CHARS_SHOWN_MAX])
+    if len(name) > NAME_CHARS_SHOWN_MAX:
+        return f"{plain}…"
+    return plain if plain.strip() == plain and plain else f'"{plain}"'
 
 
 def is_running(report: Report) -> bool:

@@ -27,6 +27,7 @@ from verl_shipper_spool.header import decode_header
 DISCARDED = "discarded"  # dead letters an operator threw away
 UNREADABLE = "unreadable"  # frames whose payload is no record
 LETTERS_FULL = "letters_full"  # dead letters that had to make room for younger ones
+NAMES_NOTE = "metric_names"  # a backend's note of the names it gave to metrics: {original: shown}
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Account:
     retries: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     lag_s: float = 0.0
+    renamed: dict[str, str] = field(default_factory=dict)  # metrics that the tracker shows under another name
 
     @property
     def balanced(self) -> bool:
@@ -55,6 +57,7 @@ class Account:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.dropped += other.dropped
         self.ignored += other.ignored
+        self.renamed |= other.renamed
         self.last_error = other.last_error or self.last_error
         self.lag_s = max(self.lag_s, other.lag_s)
 
@@ -103,7 +106,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         backends = {}
         for name, runs in self.backends.items():
-            backends[name] = self.total(name).to_json() | {"runs": {run: runs[run].to_json() for run in runs}}
+            told = {run: account.to_json() | {"renamed": account.renamed} for run, account in runs.items()}
+            backends[name] = self.total(name).to_json() | {"runs": told}
         runs_json = {
             run_id: {"project": run.project, "experiment": run.experiment} for run_id, run in self.runs.items()
         }
@@ -169,6 +173,7 @@ def _read_lane(path: str, logged: dict[str, _Logged], runs: dict[str, RunName]) 
         db.execute("BEGIN")  # one snapshot of all tables
         _add_cursors(db, accounts, logged)
         _add_tallies(db, accounts)
+        _add_names(db, accounts)
     except Exception as error:  # noqa: BLE001 - damage may look like anything; what was read before it counts
         for account in accounts.values():
             account.last_error = f"lane state: {type(error).__name__}: {error}"
@@ -207,6 +212,14 @@ def _add_tallies(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
                 account.dropped[reason] += count
         if delivered_ns:
             account.lag_s = max(now_ns - delivered_ns, 0) / 1e9 if account.pending else 0.0
+
+
+def _add_names(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
+    for run_id, packed in db.execute("SELECT run_id, value FROM notes WHERE key = ?", (NAMES_NOTE,)):
+        names = msgpack.unpackb(packed)
+        if isinstance(names, dict):
+            changed = {original: shown for original, shown in names.items() if shown != original}
+            accounts.setdefault(run_id, Account()).renamed = changed
 
 
 def _listdir(path: str) -> list[str]:

@@ -82,10 +82,22 @@ def test_thousands_of_runs_are_summed_up() -> None:
         (Account(ignored=Counter(text=4)), {}, "file: values that it cannot show: 4 text"),
         (Account(last_error="503"), {}, "file: last error: 503"),
         (Account(last_error="401", parked=1), {}, "file: PARKED: 401"),
+        (Account(renamed={"a@b": "a_at_b", "": "unnamed"}), {}, 'renamed at file: a@b → a_at_b, "" → unnamed'),
+        (Account(renamed={"k" * 300: "k"}), {}, f"renamed at file: {'k' * 40}… → k"),
+        (Account(renamed={"a\n": " a"}), {}, 'renamed at file: a\ufffd → " a"'),
     ],
 )
 def test_everything_that_wants_attention_has_a_line(account: Account, daemon: dict[str, Any], line: str) -> None:
     assert notes(_report(account, **daemon)) == [line]
+
+
+def test_of_many_changed_names_the_first_are_shown_and_all_are_counted() -> None:
+    account = Account(renamed={f"n@{number}": f"n_at_{number}" for number in range(100)})
+
+    (line,) = notes(_report(account))
+
+    assert line.startswith("renamed at file: n@0 → n_at_0, ")
+    assert line.endswith("n@4 → n_at_4 … (100 in all)")
 
 
 def test_an_account_that_does_not_balance_is_loud() -> None:

@@ -49,6 +49,19 @@ def test_everything_is_pending_for_a_lane_that_has_not_begun(bench: Bench) -> No
     assert found.total("new").balanced
 
 
+def test_metrics_that_are_shown_under_another_name_are_told(tmp_path: Path) -> None:
+    """Any backend that notes its names under `metric_names` has them in the report."""
+    bench = Bench(tmp_path / "state", Tracker(lambda _: Delivered({"metric_names": {"a@b": "a_at_b", "ok": "ok"}})))
+    bench.log(bench.stream(run_id="a"), 5)
+    bench.until_quiet()
+    bench.log(bench.stream(run_id="b"), 5)
+
+    shown = report(str(bench.root)).to_json()["backends"][BACKEND]["runs"]
+
+    assert {run_id: told["renamed"] for run_id, told in shown.items()} == {"a": {"a@b": "a_at_b"}, "b": {}}
+    bench.close()
+
+
 def test_runs_and_totals_add_up(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "state", Tracker(_answer))
     bench.log(bench.stream(run_id="well"), 5)

@@ -39,7 +39,8 @@ from verl_shipper.backends.swanlab_api import CLOCK_SLACK_S, seconds_of, tops_of
 from verl_shipper.backends.swanlab_ledger import Ledger, Point
 from verl_shipper.backends.swanlab_upstream import UPLOAD_TIMEOUT_S, AgainError, Upstream, is_good, line_of, said
 
-SETTLE_IN_CALL_S_MAX = 15.0
+PAUSE_S_MIN = 0.2
+WAIT_IN_CALL_S_MAX = 15.0  # the package itself waits 60 s for an answer
 SIGNED_MAX = 4096
 HOPELESS_POINTS = 32  # so many refused one by one and none taken: it is not the points
 PASSED_ON = ("authorization", "content-type", "cookie", "x-swanlab-sdk-version", "user-agent", "accept")
@@ -62,7 +63,7 @@ class Gateway:
         self._write_lock = threading.Lock()
         self._cookie = ""
         self._created_s = 0
-        self._taken: set[Point] = set()  # of a POST that was let through in parts
+        self._settled: dict[tuple[str, str], int] = {}  # last index of every kind and key that was taken or refused
         self._signed: dict[str, tuple[str, str]] = {}  # address and path of an upload, by its number
         self._numbers = itertools.count()
         self._bad_files: dict[str, str] = {}
@@ -75,8 +76,10 @@ class Gateway:
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Reply:
         """What the package gets for a request."""
         try:
-            if self._ledger.holds():
+            hold_s = self._ledger.hold_s()
+            if hold_s > WAIT_IN_CALL_S_MAX:
                 return AGAIN
+            time.sleep(hold_s)
             if path.startswith("/upload/"):
                 return self._upload(path.rpartition("/")[2], headers, body)
             self._cookie = headers.get("cookie", self._cookie)
@@ -94,49 +97,55 @@ class Gateway:
     # -- writes of data ----------------------------------------------------------------------------------------------
 
     def _metrics(self, headers: dict[str, str], body: dict[str, Any]) -> Reply:
-        kind = body["type"]
-        if kind == "log":
+        if body["type"] == "log":
             return DONE  # lines of a terminal; ours has nothing to say
         with self._write_lock:
-            entries = [each for each in body["metrics"] if (kind, each["key"], each["index"]) not in self._taken]
-            if self._upstream.unsure_s:
-                entries = self._without_applied(kind, entries, body)
-            if kind == "media":
-                entries = self._without_bad_files(entries)
-            for entry in entries:
-                time_ns = self._ledger.time_ns((kind, entry["key"], entry["index"]))
-                if time_ns is not None:
-                    entry["create_time"] = stamp(time_ns)
-
-            def post(part: list[dict[str, Any]]) -> None:
-                self._post("/api/house/metrics", headers, {**body, "metrics": part})
-                points = [(kind, each["key"], each["index"]) for each in part]
-                self._taken.update(points)
-                self._ledger.took(points)
-
-            def refuse(entry: dict[str, Any], reason: str) -> None:
-                point = (kind, entry["key"], entry["index"])
-                self._taken.add(point)
-                self._ledger.refuse([point], reason)
-
-            self._halve(entries, post, refuse)
-            self._taken.clear()
+            began_s = time.monotonic()
+            while True:
+                try:
+                    self._deliver(headers, body)
+                    break
+                except AgainError:
+                    # With answers lost one after the other, the package's own pauses would add up.
+                    spent_s = time.monotonic() - began_s + self._settle_s
+                    if not self._upstream.unsure_s or self._ledger.hold_s() or spent_s > WAIT_IN_CALL_S_MAX:
+                        raise
         self._ledger.well()
         return DONE
+
+    def _deliver(self, headers: dict[str, str], body: dict[str, Any]) -> None:
+        kind = body["type"]
+        # Steps of a key only ever rise, so the last one that was settled tells for all.
+        entries = [each for each in body["metrics"] if each["index"] > self._settled.get((kind, each["key"]), -1)]
+        if self._upstream.unsure_s:
+            entries = self._without_applied(kind, entries, body)
+        if kind == "media":
+            entries = self._without_bad_files(entries)
+        for entry in entries:
+            time_ns = self._ledger.time_ns(_point(kind, entry))
+            if time_ns is not None:
+                entry["create_time"] = stamp(time_ns)
+
+        def post(part: list[dict[str, Any]]) -> None:
+            self._post("/api/house/metrics", headers, {**body, "metrics": part})
+            self._ledger.took(_point(kind, each) for each in part)
+            self._settled.update(((kind, each["key"]), each["index"]) for each in part)
+
+        self._halve(entries, post, lambda entry, reason: self._ledger.refuse([_point(kind, entry)], reason))
 
     def _without_applied(self, kind: str, entries: list[dict[str, Any]], body: dict[str, Any]) -> list[dict[str, Any]]:
         """Those that the server does not have, after a write of which nobody knows whether it was applied."""
         left_s = self._upstream.unsure_s + self._settle_s - time.monotonic()
-        if left_s > SETTLE_IN_CALL_S_MAX:
+        if left_s > WAIT_IN_CALL_S_MAX:
             raise AgainError
-        time.sleep(max(left_s, 0.0))
+        time.sleep(max(left_s, PAUSE_S_MIN))
         path = f"/api/house/metrics/summaries/{body['projectId']}/{body['experimentId']}"
         question = {"all": True, "createdAt": max(self._created_s - CLOCK_SLACK_S, 0)}
         answer = self._upstream.send("GET", path, {"cookie": self._cookie}, None, params=question)
         self._upstream.judge(answer)
         tops = tops_of(answer.json())
         applied = [each for each in entries if each["index"] <= tops.get(each["key"], -1)]
-        self._ledger.took((kind, each["key"], each["index"]) for each in applied)
+        self._ledger.took(_point(kind, each) for each in applied)
         self._upstream.unsure_s = 0.0
         return [each for each in entries if each["index"] > tops.get(each["key"], -1)]
 
@@ -159,23 +168,27 @@ class Gateway:
     ) -> None:
         """Deliver all entries but those that the server refuses one by one. In order: parts in front come first."""
         parts = [entries] if entries else []
-        delivered, refused = 0, []
-        while parts:
-            part = parts.pop()
-            try:
-                post(part)
-                delivered += len(part)
-            except RefusedEntriesError as error:
-                if len(part) > 1:
-                    half = len(part) // 2
-                    parts += [part[half:], part[:half]]
-                    continue
-                refused.append((part[0], str(error)))
-                if not delivered and len(refused) >= HOPELESS_POINTS:
-                    self._ledger.trouble("gone", f"the server refuses every point: {error}")
-                    raise AgainError from error
-        for entry, reason in refused:
-            refuse(entry, reason)
+        delivered = 0
+        refused: list[tuple[dict[str, Any], str]] = []
+        try:
+            while parts:
+                part = parts.pop()
+                try:
+                    post(part)
+                    delivered += len(part)
+                except RefusedEntriesError as error:
+                    if len(part) > 1:
+                        half = len(part) // 2
+                        parts += [part[half:], part[:half]]
+                        continue
+                    refused.append((part[0], str(error)))
+                    if not delivered and len(refused) >= HOPELESS_POINTS:
+                        refused = []
+                        self._ledger.trouble("gone", f"the server refuses every point: {error}")
+                        raise AgainError from error
+        finally:
+            for entry, reason in refused:
+                refuse(entry, reason)
 
     def _series(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Reply:
         def post(part: list[dict[str, Any]]) -> None:
@@ -264,6 +277,10 @@ class Gateway:
             self._ledger.config_state = "taken"
         elif path.endswith("/state"):
             self._ledger.end_state = str(json.loads(body).get("state"))
+
+
+def _point(kind: str, entry: dict[str, Any]) -> Point:
+    return kind, entry["key"], entry["index"]
 
 
 def stamp(time_ns: int) -> str:

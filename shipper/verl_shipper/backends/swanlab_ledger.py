@@ -14,6 +14,7 @@ Must not know: HTTP, the SDK. Never raises.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -76,10 +77,12 @@ class Ledger:
             if self._trouble is not None and self._trouble.kind not in ("key", "gone"):
                 self._trouble = None
 
-    def holds(self) -> bool:
-        """Whether nothing may be sent now."""
+    def hold_s(self) -> float:
+        """For how long nothing may be sent; infinite when the process has to end first."""
         trouble = self._trouble
-        return trouble is not None and (trouble.kind in ("key", "gone") or time.monotonic() < trouble.until_s)
+        if trouble is None:
+            return 0.0
+        return math.inf if trouble.kind in ("key", "gone") else max(trouble.until_s - time.monotonic(), 0.0)
 
     def told(self, *, with_waiting: bool) -> dict[str, Any]:
         """Everything the lane wants to know. Refused points are told once."""

@@ -210,7 +210,9 @@ def test_what_other_ranks_bring_after_the_end_leaves_the_run_ended(swanlab: Swan
 
 
 def test_two_runs_at_once_do_not_mix(server: ServerProcess, tmp_path: Path) -> None:
-    benches = [SwanlabBench(server, tmp_path / name) for name in "ab" if not (tmp_path / name).mkdir()]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    benches = [SwanlabBench(server, tmp_path / name) for name in "ab"]
     told: list[Delivered] = []
 
     def run(bench: SwanlabBench, value: int) -> None:

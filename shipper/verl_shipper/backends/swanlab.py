@@ -51,7 +51,7 @@ from verl_shipper.backends.sdk.run_lock import lock_path
 from verl_shipper.backends.secrets import find_key
 from verl_shipper.backends.swanlab_api import RunAddress, SwanlabApi
 from verl_shipper.backends.swanlab_folder import SwanlabFolder
-from verl_shipper.backends.swanlab_points import FORBIDDEN, Plan, Row, names_of, plan
+from verl_shipper.backends.swanlab_points import FORBIDDEN, Plan, Row, names_of, notes_of, plan
 from verl_shipper.backends.swanlab_run import Sent, SwanlabRun, Wish
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
@@ -122,7 +122,7 @@ class SwanlabBackend(Backend):
         self._api: SwanlabApi | None = None
         self._run: SwanlabRun | None = None
         self._folder: SwanlabFolder | None = None
-        self._names = names_of(memory.get("names"))
+        self._names = names_of(memory.get("metric_names"), memory.get("media_names"))
         self._batch_id = ""  # the batch whose points the child of now has
         self._sent: Sent | None = None
 
@@ -240,7 +240,7 @@ class SwanlabBackend(Backend):
             "finish": finish,
         }
         if self._names.is_changed:
-            remember["names"] = self._names.notes()
+            remember |= notes_of(self._names)
         return Delivered(remember, +made.ignored)
 
     def _finish_code(self, made: Plan, found: int | None, *, is_ours: bool) -> int | None:

@@ -98,9 +98,18 @@ def plan(batch: Batch, last_steps: Mapping[str, int], tops: Mapping[str, int], n
     return made
 
 
-def names_of(notes: Mapping[str, str] | None) -> Names:
-    """Names by SwanLab's rules."""
-    return Names(notes, clean_name=clean, fold=str)
+def names_of(metric_names: Mapping[str, str] | None, media_names: Mapping[str, str] | None) -> Names:
+    """Names by SwanLab's rules, as two notes of `notes_of` have them."""
+    return Names({**(metric_names or {}), **(media_names or {})}, clean_name=clean, fold=str)
+
+
+def notes_of(names: Names) -> dict[str, dict[str, str]]:
+    """What is to be remembered of names: metrics as a user wrote them, and everything that carries a mark."""
+    notes = names.notes()
+    return {
+        "metric_names": {original: name for original, name in notes.items() if KIND_MARK not in original},
+        "media_names": {original: name for original, name in notes.items() if KIND_MARK in original},
+    }
 
 
 def clean(original: str) -> str:

@@ -178,7 +178,7 @@ def test_hostile_names_values_and_steps_cost_their_own_record_only(swanlab: Swan
     assert len(run["media"]) == 3
     assert not run["media"].keys() & run["scalars"].keys()
     assert run["doubles"] == 0
-    assert swanlab.memory.get("names")["/lead"] == "lead"
+    assert swanlab.memory.get("metric_names")["/lead"] == "lead"
 
 
 def test_a_poison_point_is_refused_with_the_reason_and_the_others_arrive(swanlab: SwanlabBench) -> None:

@@ -274,7 +274,7 @@ def test_what_the_package_never_sends_is_refused_and_not_waited_for_for_ever(
     from verl_shipper.backends import swanlab_points
 
     monkeypatch.setattr(swanlab_points, "clean", lambda name: name)
-    backend._names = swanlab_points.names_of(None)
+    backend._names = swanlab_points.names_of(None, None)
     sent = batch(metrics(0, {"good": 1}), metrics(1, {"__swanlab__.mine": 1}), run=swanlab.run)
     outcome = backend.upload(sent)
     assert isinstance(outcome, Retry)

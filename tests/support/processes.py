@@ -29,24 +29,12 @@ def is_alive(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Direct children that still live."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = _stat(int(name))
-            if len(fields) > 1 and int(fields[1]) == pid and fields[0] not in "ZX":
-                found.append(int(name))
-    return sorted(found)
+    return [child for child in _all_children(pid) if _stat(child)[:1] not in ([], ["Z"], ["X"])]
 
 
 def zombies(pid: int) -> list[int]:
     """Direct children that ended and were not waited for."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = _stat(int(name))
-            if len(fields) > 1 and int(fields[1]) == pid and fields[0] == "Z":
-                found.append(int(name))
-    return found
+    return [child for child in _all_children(pid) if _stat(child)[:1] == ["Z"]]
 
 
 def descendants(pid: int) -> list[int]:
@@ -97,3 +85,13 @@ def _stat(pid: int) -> list[str]:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _all_children(pid: int) -> list[int]:
+    """Children of all threads of a process, zombies too."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return sorted(found)

@@ -314,7 +314,8 @@ class LaneStore:
         row = self._db.execute("SELECT ignored FROM tallies WHERE run_id = ?", (run_id,)).fetchone()
         total: dict[str, int] = msgpack.unpackb(row[0])
         for reason, count in ignored.items():
-            total[reason] = total.get(reason, 0) + count
+            if count:
+                total[reason] = total.get(reason, 0) + count
         self._db.execute("UPDATE tallies SET ignored = ? WHERE run_id = ?", (msgpack.packb(total), run_id))
 
     def _note(self, run_id: str, key: str, value: Any) -> None:

@@ -209,7 +209,7 @@ def test_what_a_backend_remembers_is_committed_with_the_delivery(store: LaneStor
 def test_values_that_a_tracker_cannot_show_add_up(path: str, store: LaneStore) -> None:
     for text in ("a", "b"):
         store.seal(RUN, text, Taken(items=_items(0, 1)), [])
-        store.delivered(_sealed(store), 1, {}, {"text": 2, text: 1})
+        store.delivered(_sealed(store), 1, {}, {"text": 2, text: 1, "nothing": 0})
 
     packed = _row(path, "ignored")[0]
     assert packed == b"\x83\xa4text\x04\xa1a\x01\xa1b\x01"

@@ -40,6 +40,7 @@ RUN_NOTE = "lane.run"  # what a run is called, kept for when its streams are gon
 HANGS_NOTE = "lane.hangs"
 HANG_PAUSE_S = 10.0  # × the number of hangs in a row: how long a run that hung waits after the lane's restart
 READ_BYTES_MIN = 64 * 1024
+REFUSALS_MAX = 20  # records found by halving in a row, none taken between: then slowly, one in PARK_S
 IDLE_CLOSE_S = 600.0  # a run without news gives its connections back
 
 
@@ -318,13 +319,19 @@ class Lane:
             case Delivered(remember, ignored):
                 run.delivery = TRANSITIONS[run.delivery, Step.DELIVERED]
                 run.attempt = 0
+                run.refusals = run.refusals if sealed is None else 0
                 if sealed is not None:
                     notes = {**remember, HANGS_NOTE: 0} if run.hangs else remember
                     self._store.delivered(sealed, len(sealed.items), notes, ignored)
                     run.hangs = 0
             case Reject(reason, indices) if sealed is not None:
                 run.delivery = TRANSITIONS[run.delivery, Step.REJECTED]
+                before = run.refusals
                 self._reject(run, sealed, reason, indices)
+                if run.refusals > max(before, REFUSALS_MAX):
+                    run.due_s = now_s + PARK_S
+                    why = f"{run.refusals} records refused in a row and none taken, is it the right tracker? {reason}"
+                    self._store.trouble(run.run.run_id, why, parked=True)
             case Retry(reason, after_s):
                 run.delivery = TRANSITIONS[run.delivery, Step.RETRY]
                 run.attempt += 1
@@ -345,6 +352,8 @@ class Lane:
         named = [index for index in indices or () if 0 <= index < len(sealed.items)]
         if named or len(sealed.items) == 1:
             self._store.bury(sealed, named or [0], reason)
+            # A tracker that says which ones has looked at them; one that only says no may refuse everything.
+            run.refusals += 0 if named else 1
         else:
             self._store.split(sealed, [[sealed.items[index] for index in half] for half in halves(len(sealed.items))])
         self._store.trouble(run.run.run_id, reason, parked=False, retried=False)

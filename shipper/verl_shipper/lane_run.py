@@ -45,6 +45,7 @@ class RunLane:
     attempt: int = 0
     due_s: float = 0.0
     hangs: int = 0  # uploads in a row that did not come back, over restarts of the lane
+    refusals: int = 0  # records in a row that the tracker did not take, found one by one
     opened: bool = False
     must_ask: bool = True  # streams have come of which only the backend can say what is there
     has_outbox: bool = True  # until looked

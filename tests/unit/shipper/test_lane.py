@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from support.streams import frame, loss_frame
-from unit.shipper.scripted import BACKEND, RELEASE_S, Bench, ScriptedBackend, Tracker, with_limits
+from unit.shipper.scripted import BACKEND, RELEASE_S, Bench, ScriptedBackend, Tracker, deliver, with_limits
 from verl_shipper import status
 from verl_shipper.backends.base import Batch, Delivered, Outcome, Park, Reject, Retry
-from verl_shipper.lane import HungUploadError
+from verl_shipper.lane import REFUSALS_MAX, HungUploadError
 from verl_shipper.letters import letters, want
+from verl_shipper.policy.backoff import PARK_S
 from verl_shipper_spool.header import BULK
 from verl_shipper_spool.record import Loss
 
@@ -349,6 +350,28 @@ def test_a_batch_that_is_all_poison_ends(make: MakeBench) -> None:
 
     assert bench.account().dead_lettered == 10
     assert len(bench.tracker.requests) == 19
+
+
+def test_a_tracker_that_refuses_everything_is_asked_slowly_and_the_operator_is_told(make: MakeBench) -> None:
+    bench = make(Tracker(lambda _batch: Reject("no")), with_limits(items_max=100))
+    bench.log(bench.stream(), 40)
+
+    bench.tick(60)
+    buried = bench.account().dead_lettered
+    assert REFUSALS_MAX < buried < 30
+    assert bench.account().parked == 1
+    assert "refused in a row" in bench.account().last_error
+
+    for _ in range(2):
+        bench.tick(1, by_s=PARK_S)
+        bench.tick(12)
+    assert buried < bench.account().dead_lettered <= buried + 3
+
+    bench.tracker.answer = deliver
+    bench.tick(2, by_s=PARK_S)
+    bench.tick(20)
+    account = bench.account()
+    assert (account.parked, account.delivered) == (0, 40 - account.dead_lettered)
 
 
 def test_named_poison_is_buried_at_once(make: MakeBench) -> None:

@@ -330,6 +330,7 @@ def test_a_tracker_that_was_gone_for_a_while_gets_everything_once(
 
 
 def test_a_hanging_tracker_holds_up_neither_the_others_nor_the_end(kit: Kit, bench: Bench) -> None:
+    kit.needs("hang")
     hanging, other = kit.run(), kit.run()
     streams = {run.run_id: bench.stream(run) for run in (hanging, other)}
 

@@ -3,6 +3,7 @@
     what happened                                           outcome
     no connection, time-out, broken answer                  Retry
     408, 409, 425, 429, 5xx, database locked                Retry, after what Retry-After says
+    database damaged, here or behind a server               Retry: MLflow calls it a bad request, which it is not
     401, 403                                                Park: the key is refused
     run or experiment deleted or missing                    Park: somebody removed it
     400, 413, 422, 501, value that the client refuses       Reject
@@ -20,6 +21,7 @@ Must not know: what was sent. Never raises, never shows a secret.
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass
 
 from verl_shipper.backends.base import Outcome, Park, Reject, Retry
@@ -31,6 +33,7 @@ REJECT_STATUSES = frozenset({400, 413, 422, 501})
 KEY_HINT = "set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 
 GONE = "must be in the 'active' state"
+DAMAGED = re.compile(r"(?:\w+: )?\((?:\w+\.)+DatabaseError\)")  # as SQLAlchemy says it, behind MLflow's error code
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ def classify(error: BaseException, answer: Answer | None = None) -> Outcome:
     """The outcome of a call that ended in `error`. `answer`: the last HTTP answer of the call, if there was one."""
     links = chain(error)
     reason = reason_of(links)
+    if DAMAGED.match(str(error)):
+        return Retry(reason)
     early = _by_type(links, reason)
     if early is not None:
         return early

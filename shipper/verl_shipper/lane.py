@@ -41,7 +41,6 @@ HANGS_NOTE = "lane.hangs"
 HANG_PAUSE_S = 10.0  # × the number of hangs in a row: how long a run that hung waits after the lane's restart
 READ_BYTES_MIN = 64 * 1024
 REFUSALS_MAX = 20  # records found by halving in a row, none taken between: then slowly, one in PARK_S
-IDLE_CLOSE_S = 600.0  # a run without news gives its connections back
 
 
 class HungUploadError(Exception):
@@ -172,7 +171,7 @@ class Lane:
         sealed = self._store.first_sealed(run.run.run_id) if run.has_outbox else None
         run.has_outbox = sealed is not None
         if sealed is None and not self._has_news(run, now_s):
-            if now_s - run.active_s > IDLE_CLOSE_S:
+            if now_s - run.active_s > self._limits.idle_s_max:
                 close_backend(run)
             return False
         is_ready = run.opened and not run.must_ask

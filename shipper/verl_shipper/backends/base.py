@@ -116,6 +116,7 @@ class Limits:
     bytes_max: int = 1024 * 1024
     age_s_max: float = 0.25  # how long a lonely record waits for company
     runs_at_once_max: int = 4  # uploads of different runs that may be under way together
+    idle_s_max: float = 600.0  # a run without news gives its connections back
     upload_s_max: float = 120.0  # an upload that takes longer is hung: the lane's process is replaced
 
 

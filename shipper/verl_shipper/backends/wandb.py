@@ -22,6 +22,7 @@ Settings: docs/configuration.md. Must not know: cursors, backoff. On failure: an
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -74,8 +75,14 @@ class WandbBackend(Backend):
         "wandb_proxy",
         "work_dir",
     )
+    # A row's company costs little, a question to the server some; and while its process lives, a run is not "crashed".
     limits: ClassVar[Limits] = Limits(
-        items_max=1000, bytes_max=4 * 1024 * 1024, age_s_max=2.0, runs_at_once_max=8, upload_s_max=400.0
+        items_max=1000,
+        bytes_max=4 * 1024 * 1024,
+        age_s_max=3.0,
+        runs_at_once_max=8,
+        idle_s_max=24 * 3600.0,
+        upload_s_max=400.0,
     )
 
     @classmethod
@@ -262,7 +269,13 @@ class WandbBackend(Backend):
         if not entity:
             entity = api.entity()
             self.memory.put("entity", entity)
-        return api, WandbRun(wish_of(self.run, self.settings, str(entity), key.value), api)
+        wish = wish_of(self.run, self.settings, str(entity), key.value)
+        if self.memory.get("place") != (place := os.path.basename(wish.lock_path)):
+            # Another server or account than before: what we know is of no use there.
+            for note in ("rows", "in_flight", "finish"):
+                self.memory.put(note, None)
+            self.memory.put("place", place)
+        return api, WandbRun(wish, api)
 
 
 def is_part(batch_id: str, of: str) -> bool:

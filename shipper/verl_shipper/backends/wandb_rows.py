@@ -35,6 +35,7 @@ RESERVED = frozenset({"_step", "_runtime", TIME_KEY, "_wandb", ID_KEY, STEP_KEY}
 NAME_CHARS_MAX = 500
 # wandb-core leaves out a longer line, and with it our count of lines.
 ROW_BYTES_MAX = 9 * 1024 * 1024
+TABLE_ROWS_MAX = 10_000  # wandb's Table.MAX_ROWS: it leaves out what is behind
 ROW_VALUES_SMALL = 2000  # with names of NAME_CHARS_MAX that many cannot fill a line
 
 
@@ -119,7 +120,7 @@ def _take_row(index: int, item: Item, made: Plan) -> None:
         made.ignored.update(flat.ignored)
         values.update((name_of(name), number) for name, number in flat.numbers.items())
     elif record.kind is RecordKind.GENERATIONS:
-        media.append(_table(record.body))
+        media += _tables(record.body)
     else:
         media += _pages(record.body)
     values[STEP_KEY] = made.last_steps.get(item.stream_id, 0)
@@ -132,7 +133,8 @@ def _take_row(index: int, item: Item, made: Plan) -> None:
     made.rows.append(Row(values[ID_KEY], values, tuple(media)))
 
 
-def _table(body: Mapping[Any, Any]) -> Media:
+def _tables(body: Mapping[Any, Any]) -> Iterator[Media]:
+    """The table of one part, in pieces that wandb shows whole."""
     columns = [visible(key_text(column)) for column in body.get("columns") or ()]
     rows = [[_cell(cell) for cell in row] for row in body.get("rows") or ()]
     width = max([len(columns), *map(len, rows)])
@@ -141,7 +143,10 @@ def _table(body: Mapping[Any, Any]) -> Media:
     part = body.get("part") or 0
     call = body.get("call") or 0
     key = GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
-    return Media(key, "table", {"columns": list(_different(columns)), "rows": rows})
+    columns = list(_different(columns))
+    for start in range(0, max(len(rows), 1), TABLE_ROWS_MAX):
+        piece = {"columns": columns, "rows": rows[start : start + TABLE_ROWS_MAX]}
+        yield Media(f"{key}_from_{start}" if start else key, "table", piece)
 
 
 def _cell(cell: Any) -> Any:

@@ -32,8 +32,8 @@ from verl_shipper.backends.wandb_rows import ID_KEY, STEP_KEY, Row, media_of
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 20.0
-COUNT_PAUSE_S = 0.25  # between two looks at the count while rows are on their way
-COUNT_PAUSE_S_MAX = 2.0
+COUNT_PAUSE_S = 0.5  # between two looks at the count while rows are on their way
+COUNT_PAUSE_S_MAX = 3.0
 CONFIRM_S = 60.0  # then the lane gets control back; the child keeps trying
 STALL_S = 180.0  # wandb waits at most 60 s between two tries: nothing for so long means that it has given up
 INIT_S = 30.0
@@ -195,7 +195,7 @@ class WandbRun:
                 missing = f"{sent.lines - lines} rows, {len(sent.files)} files, {artifacts} artifacts"
                 raise RefusedError(Retry(f"wandb does not show {missing} of {self._name} yet"))
             time.sleep(pause_s)
-            pause_s = min(pause_s * 1.3, COUNT_PAUSE_S_MAX)
+            pause_s = min(pause_s * 1.5, COUNT_PAUSE_S_MAX)
         assert self._lock is not None, "not open"
         self._lock.write(Note(self.lines, is_clean=True))
         self._must_settle = False

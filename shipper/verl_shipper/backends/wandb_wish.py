@@ -113,4 +113,6 @@ def child_environment(url: str, key: str, folder: str) -> dict[str, str]:
     """What the SDK sees: our settings, nobody else's, and no folder but its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     own = {f"WANDB_{name}_DIR": os.path.join(folder, "wandb") for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
+    if kept.get("REQUESTS_CA_BUNDLE"):
+        kept.setdefault("SSL_CERT_FILE", kept["REQUESTS_CA_BUNDLE"])  # the SDK's helper reads only this one
     return {**kept, **own, "WANDB_BASE_URL": url, "WANDB_API_KEY": key, "WANDB_ERROR_REPORTING": "false"}

@@ -3,7 +3,7 @@
 A tracker's own offline folder is neither synced to disk nor continued after a crash. So what goes into it is kept here
 first, durably; after a crash a new process writes a new folder from the beginning and the torn one is removed.
 
-    entry = u32 length, u32 crc32 of the payload (both big-endian), payload = MessagePack [row id, value]
+    entry = u32 length, u32 crc32 of the payload from SEED on (both big-endian), payload = MessagePack [row id, value]
 
 Must not know: trackers. On a torn tail: cut off, its batch comes again. On failure: OSError.
 """
@@ -20,6 +20,7 @@ from typing import Any, final
 import msgpack
 
 HEAD = struct.Struct(">II")
+SEED = 0x5EA1ED  # the crc32 of nothing is 0: unseeded, zeros behind the last row would read as empty entries
 FILE_MODE = 0o600
 
 
@@ -45,7 +46,7 @@ class RowLog:
         content = bytearray()
         for row_id, value in fresh.items():
             payload = msgpack.packb([row_id, value], use_bin_type=True)
-            content += HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+            content += HEAD.pack(len(payload), zlib.crc32(payload, SEED)) + payload
         start = os.fstat(self._fd).st_size
         view = memoryview(content)
         try:
@@ -80,7 +81,7 @@ class RowLog:
             while len(head := file.read(HEAD.size)) == HEAD.size:
                 length, crc = HEAD.unpack(head)
                 payload = file.read(length)
-                if len(payload) != length or zlib.crc32(payload) != crc:
+                if len(payload) != length or zlib.crc32(payload, SEED) != crc:
                     return
                 row_id, value = msgpack.unpackb(payload, strict_map_key=False)
                 end += HEAD.size + length

@@ -43,7 +43,7 @@ def serve(handlers: Mapping[str, Callable[..., Any]]) -> None:
         unpacker.feed(chunk)
         for request in unpacker:
             _send(answers_fd, _answer(handlers, request))
-    os._exit(0)
+    _end()
 
 
 def _answer(handlers: Mapping[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +66,11 @@ def _watch(fd: int) -> None:
     poll = select.poll()
     poll.register(fd, 0)  # hang-up is reported whatever else is asked for
     poll.poll()
+    _end()
+
+
+def _end() -> None:
+    """With all that the SDK has started in our session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(0, signal.SIGKILL)
     os._exit(EXIT_ORPHAN)

@@ -21,6 +21,7 @@ import click
 import pytest
 
 from support.batches import batch, metrics, run_info
+from support.matrix import BEGIN, END, FAULTS, TRACKERS
 from support.memory import FakeMemory
 from support.site import Site
 from verl_shipper import errors, serve
@@ -369,3 +370,11 @@ def test_the_example_of_a_backend_obeys_the_contract(tmp_path: Path) -> None:
         memory.remember(outcome.remember)
 
     assert sum(memory.get("seen").values()) == 2
+
+
+def test_the_fault_matrix_is_whole_and_nothing_in_it_is_missing_or_doubled() -> None:
+    block = text_of("docs/delivery-guarantees.md").partition(BEGIN)[2].partition(END)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()]
+    assert rows[0] == ["fault", *(f"`{name}`" for name in TRACKERS)]
+    assert [row[0] for row in rows[2:]] == [what for what, _ in FAULTS.values()]
+    assert {cell for row in rows[2:] for cell in row[1:]} == {"0 missing, 0 doubled"}

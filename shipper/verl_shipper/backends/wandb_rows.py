@@ -118,7 +118,9 @@ def _take_row(index: int, item: Item, made: Plan) -> None:
     if record.kind is RecordKind.METRICS:
         flat = flatten_metrics(record.body)
         made.ignored.update(flat.ignored)
-        values.update((name_of(name), number) for name, number in flat.numbers.items())
+        for name, number in flat.numbers.items():
+            shown = name_of(name)
+            values[shown if shown == name or shown not in flat.numbers else with_digest(shown, name)] = number
     elif record.kind is RecordKind.GENERATIONS:
         media += _tables(record.body)
     else:

@@ -1,6 +1,6 @@
 """What the contract suite knows of each tracker: one small Kit for a backend.
 
-To have a new backend pass the suite: subclass Kit, add a line to KITS. A kit says
+To have a new backend pass the suite: subclass Kit, add a line to KITS, `pytest tests/contract -k NAME`. A kit says
 
     settings          the section `backends.<name>`, as JSON
     points(run)       every number that the tracker shows of a run, as (key, step, value), in the order of their arrival
@@ -36,7 +36,7 @@ from support import swanlab_reader, wandb_reader
 from support.batches import run_info
 from support.fault_http import FaultServer, Mode
 from support.mlflow_trackers import TestTracker, _dispose
-from verl_shipper.backends import BUILT_IN
+from verl_shipper.backends import known_names
 from verl_shipper.backends.base import RunInfo
 
 Point = tuple[str, Any, float]
@@ -274,7 +274,8 @@ class MlflowDatabaseKit(MlflowKit):
 
 
 class ServerKit(Kit):
-    """A real SDK and a server of ours in a process of its own. `name_of(run)`: what all requests of a run contain."""
+    """A real SDK and a server of ours in a process of its own. Gone: it cuts every connection (a test that killed it
+    and started it again would leave a process behind). `name_of(run)`: what all requests of a run contain."""
 
     module: ClassVar[str]
     secret = "k" * 40
@@ -376,4 +377,4 @@ KITS: dict[str, type[Kit]] = {
 
 def names() -> list[str]:
     """Kits whose backend is there."""
-    return [name for name, kit in KITS.items() if kit.backend in BUILT_IN]
+    return [name for name, kit in KITS.items() if kit.backend in known_names()]

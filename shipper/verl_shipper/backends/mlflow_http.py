@@ -2,7 +2,8 @@
 
 The lane decides about retries, so every call of the SDK is tried once, within `timeout_s`. Whatever is wrong comes
 out of `Tracker.ask` as RefusedError with the Outcome inside. The SDK hides status and Retry-After of most answers;
-they are read off its own session, and noted per thread.
+they are read off its own session, and noted per thread. A server that asks to wait (Retry-After) asks all runs of
+this process: until then their calls are refused before they are made.
 
 Must not know: records, batches. On failure: RefusedError.
 """
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
-from verl_shipper.backends.base import Reject
+from verl_shipper.backends.base import Reject, Retry
 from verl_shipper.backends.mlflow_outcome import Answer, RefusedError, classify, code_of
 from verl_shipper.backends.mlflow_spans import request_of
 
@@ -31,6 +32,7 @@ OTLP_PATH = "/v1/traces"
 NO_SUCH_PLACE = frozenset({404, 405, 501})
 
 _seen = threading.local()
+_wait_until_s: dict[str, float] = {}  # by URI, monotonic; a lost update between threads costs one request
 _preparing = threading.Lock()
 
 
@@ -50,12 +52,17 @@ class Tracker:
 
     def ask(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`function(*args, **kwargs)`, one call of the SDK. Raises RefusedError for whatever goes wrong in it."""
+        left_s = _wait_until_s.get(self.uri, 0.0) - time.monotonic()
+        if left_s > 0:
+            raise RefusedError(Retry("the server asked to wait", left_s), status=429)
         _seen.answer = None
         try:
             return function(*args, **kwargs)
         except Exception as error:
             answer: Answer | None = _seen.answer
             status = answer.status if answer is not None else 0
+            if answer is not None and answer.retry_after_s:
+                _wait_until_s[self.uri] = time.monotonic() + answer.retry_after_s
             raise RefusedError(classify(error, answer), status=status, code=code_of(error)) from error
 
     def send_spans(self, spans: list[Any], experiment_id: str, run_id: str) -> None:

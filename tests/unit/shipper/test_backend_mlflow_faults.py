@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,7 +83,7 @@ def project(own_environment: None, mlflow_server: MlflowServer) -> TestTracker:
 def test_an_outage_is_retried_and_ends_well(project: TestTracker, mode: Mode) -> None:
     memory = FakeMemory()
     own = TestTracker(project.uri, f"{project.project}-{mode.name}")
-    with FaultServer(own.uri) as server:
+    with FaultServer(own.uri, retry_after_s=0) as server:
         backend = own.opened(memory, tracking_uri=server.url)
         sent = batch(metrics(0), metrics(1))
         server.mode = mode
@@ -101,6 +102,20 @@ def test_retry_after_is_handed_to_the_lane(own_environment: None) -> None:
 
     assert isinstance(outcome, Retry)
     assert outcome.after_s == 7.0
+
+
+def test_what_a_server_asks_of_one_run_all_runs_obey(own_environment: None) -> None:
+    """Uploads of other runs may be under way when it asks: their next requests must not come before its time."""
+    with FaultServer(mode=Mode.RATE_LIMIT, retry_after_s=1) as server:
+        tracker = TestTracker(server.url, "p")
+        began_s = time.monotonic()
+        outcomes = [tracker.backend(own_id=own_id).open() for own_id in ("a", "b", "c")]
+        assert server.seen(Mode.RATE_LIMIT) == 1
+        time.sleep(max(began_s + 1.2 - time.monotonic(), 0))
+        tracker.backend(own_id="b").open()
+        assert server.seen(Mode.RATE_LIMIT) == 2
+
+    assert all(isinstance(outcome, Retry) and 0 < (outcome.after_s or 0) <= 1 for outcome in outcomes), outcomes
 
 
 def test_a_lost_answer_is_sent_again_and_shown_once(project: TestTracker) -> None:

@@ -125,6 +125,7 @@ class SwanlabBackend(Backend):
         self._names = names_of(memory.get("metric_names"), memory.get("media_names"))
         self._batch_id = ""  # the batch whose points the child of now has
         self._sent: Sent | None = None
+        self._refused: dict[str, dict[int, str]] = {}  # of a batch whose child is gone
 
     def open(self) -> Outcome | None:
         try:
@@ -171,14 +172,15 @@ class SwanlabBackend(Backend):
             self._api, self._run = self._connect()
         if self._run.is_ready:
             return self._run
-        self._batch_id, self._sent = "", None
+        self._forget_sent()
         self._run.open(tops_known=self.memory.get("tops") or {}, is_clean=not self.memory.get("in_flight"))
         return self._run
 
     def _deliver(self, run: SwanlabRun, batch: Batch) -> Outcome:
         made = self._plan(batch, run.tops)
-        if made.refused:
-            return _rejected(made.refused)
+        refused = made.refused | self._refused.pop(batch.batch_id, {})
+        if refused:
+            return _rejected(refused)
         if made.config is not None:
             self.memory.put("config", made.config)
         finish = self._finish_code(made, {"FINISHED": 0, "CRASHED": 1}.get(run.state_found), is_ours=run.is_writing)
@@ -263,6 +265,12 @@ class SwanlabBackend(Backend):
         if self._folder is not None:
             self._folder.close()
             self._folder = None
+        self._forget_sent()
+
+    def _forget_sent(self) -> None:
+        """The child is gone. What the server had refused by then stays refused."""
+        if self._sent is not None and self._sent.refused:
+            self._refused = {self._batch_id: self._sent.refused}
         self._batch_id, self._sent = "", None
 
     def _open_folder(self) -> SwanlabFolder:

@@ -284,3 +284,23 @@ def test_what_the_package_never_sends_is_refused_and_not_waited_for_for_ever(
     assert outcome.items == [1]
     swanlab.deliver(backend, Batch(f"{sent.batch_id}.1", swanlab.run, sent.items[:1]))
     assert swanlab.points("good") == [(0, 1)]
+
+
+def test_what_was_refused_stays_refused_when_the_child_dies_before_the_rest_is_through(swanlab: SwanlabBench) -> None:
+    backend = swanlab.backend()
+    sent = batch(*(metrics(step, {"n": step}) for step in range(10)), item(
+        RecordKind.TEXT, {"note": "hello"}, ordinal=50, step=9), run=swanlab.run)  # fmt: skip
+    rules = (Rule(Fault.BAD, path=METRICS, contains='"index": 3,'), Rule(Fault.ERROR, path="presigned"))
+    with swanlab.server.failing(*rules):
+        outcome: Outcome = backend.upload(sent)
+        assert isinstance(outcome, Retry), outcome
+        assert swanlab.points("n") == [(step, step) for step in range(10) if step != 3]
+        os.kill(swanlab.child_pid(backend), signal.SIGKILL)
+        while isinstance(outcome, Retry):
+            outcome = backend.upload(sent)
+    assert isinstance(outcome, Reject), outcome
+    assert outcome.items == [3]
+    left = [each for each in sent.items if each.ordinal != 3]
+    swanlab.deliver(backend, Batch(f"{sent.batch_id}.1", swanlab.run, tuple(left)))
+    assert swanlab.points("n") == [(step, step) for step in range(10) if step != 3]
+    assert swanlab.media("note") == [(9, [b"hello"])]

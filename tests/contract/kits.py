@@ -264,8 +264,9 @@ class MlflowDatabaseKit(MlflowKit):
         _dispose(self.uri)
 
     def _write(self, head: bytes) -> bytes:
-        """Put these bytes at the beginning; returns what was there. Nobody else has the file meanwhile."""
-        # A second descriptor would drop SQLite's locks of this process when it is closed; so nothing may be under way.
+        """Put these bytes at the beginning; returns what was there."""
+        # To close the file drops SQLite's locks of this process: only while no transaction is under way, as before an
+        # outage, or can begin, as in one.
         with self._path.open("r+b") as file:
             before = file.read(len(head))
             file.seek(0)

@@ -156,8 +156,9 @@ def test_the_same_batch_three_times_is_there_once(kit: Kit, direct: Direct) -> N
     sent = direct.batch(started(lr=0.1), *numbers(0, 30))
     for _ in range(2):  # the commit is lost
         assert isinstance(direct.fresh().upload(sent), Delivered)
-    direct.deliver(direct.fresh(), sent)
-    direct.deliver(direct.fresh(), direct.batch(*numbers(30, 5), first=31))
+    backend = direct.fresh()
+    direct.deliver(backend, sent)
+    direct.deliver(backend, direct.batch(*numbers(30, 5), first=31))
     assert kit.values(direct.run, "n") == once(range(35))
 
 

@@ -37,10 +37,10 @@ def test_thousands_of_rows_through_the_wandb_lane_leave_its_memory_as_it_was(sit
     with FourTrackers(site, names=("wandb",)) as trackers:
         trackers.put_key("wandb")
         run_script(site, TRAINER, trackers.project, STEPS)
-        looks = []
         with trackers.daemon() as daemon:
-            for part in (0.4, 0.6, 0.8):
-                looks.append(memory_bytes(daemon) if wait_delivered(daemon, int(STEPS * part)) else 0)
+            looks = [
+                memory_bytes(daemon) if wait_delivered(daemon, int(STEPS * part)) else 0 for part in (0.4, 0.6, 0.8)
+            ]
             assert all(looks), "every look must find it at work"
     print(f"memory in MB: {[round(look / 1e6) for look in looks]}")
     assert max(looks) - looks[0] < GROWTH_BYTES_MAX

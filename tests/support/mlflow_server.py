@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import pytest
 
 START_S_MAX = 120.0
 STOP_S_MAX = 15.0
+PORTS = (10_240, 32_768)  # the kernel's own begin behind (ip_local_port_range)
 
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -118,10 +120,15 @@ class MlflowServer:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that nobody has now and that the kernel gives to nobody: below the range of outgoing connections.
+
+    A server that is killed and started again must find its port free, whatever other tests connect to meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from support.wandb_tracker import KEY, PROJECT, WandbTracker, finish, generation
 from verl_shipper.backends.base import Batch, Delivered, Item, Outcome, Park, Retry
 from verl_shipper.backends.wandb import WandbBackend
 
+pytestmark = pytest.mark.waits
+
 STREAM = "file_stream"
 ROWS = 40
 

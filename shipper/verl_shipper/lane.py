@@ -331,9 +331,9 @@ class Lane:
                     run.due_s = now_s + PARK_S
                     why = f"{run.refusals} records refused in a row and none taken, is it the right tracker? {reason}"
                     self._store.trouble(run.run.run_id, why, parked=True)
-            case Retry(reason, after_s):
+            case Retry(reason, after_s, progressed):
                 run.delivery = TRANSITIONS[run.delivery, Step.RETRY]
-                run.attempt += 1
+                run.attempt = 1 if progressed else run.attempt + 1
                 run.due_s = now_s + delay_s(run.attempt, self._jitter(), after_s)
                 self._paused_until_s = max(self._paused_until_s, now_s + wish_s(after_s))
                 self._store.trouble(run.run.run_id, reason, parked=False)

@@ -74,10 +74,12 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try the same batch again, `after_s` seconds from now at the earliest (None: the lane's backoff decides)."""
+    """Try the same batch again, `after_s` seconds from now at the earliest (None: the lane's backoff decides).
+    `progressed`: some of it was taken since the last attempt, and need not be sent again; the backoff begins anew."""
 
     reason: str
     after_s: float | None = None
+    progressed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

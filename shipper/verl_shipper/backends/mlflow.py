@@ -29,7 +29,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -120,11 +120,14 @@ class MlflowBackend(Backend):
         if self._progress.batch_id != batch.batch_id:
             self._progress = Progress(batch.batch_id)
         plan = self._planner.plan(batch, self._place, self._progress.late)
+        done_before = self._progress.done
         try:
             self._send(plan.requests)
         except RefusedError as refused:
             if isinstance(refused.outcome, Park):
                 self._place = None  # the run may be gone; look again before the next attempt
+            if isinstance(refused.outcome, Retry):
+                return replace(refused.outcome, progressed=self._progress.done > done_before)
             return refused.outcome
         refused_items = plan.refused | self._progress.refused
         if refused_items:

@@ -132,6 +132,24 @@ def test_a_lost_answer_is_sent_again_and_shown_once(project: TestTracker) -> Non
     assert own.points("n") == [(0, 0.0), (1, 1.0)]
 
 
+def test_the_backend_says_whether_a_batch_gets_on(project: TestTracker) -> None:
+    own = TestTracker(project.uri, f"{project.project}-on")
+    start = item(RecordKind.RUN_START, {"config": {"lr": 1}}, ordinal=0, step=None)
+    with FaultServer(own.uri) as server:
+        backend = own.opened(tracking_uri=server.url)
+        refuse = backend._tracker.client.log_batch
+
+        def log_batch(*arguments: Any, metrics: Any = (), **more: Any) -> None:
+            server.mode = Mode.RESET if metrics else Mode.PASS
+            refuse(*arguments, metrics=metrics, **more)
+
+        backend._tracker.client.log_batch = log_batch
+        sent = batch(start, metrics(1))
+        outcomes = [backend.upload(sent) for _ in range(2)]
+
+    assert [isinstance(outcome, Retry) and outcome.progressed for outcome in outcomes] == [True, False]
+
+
 def test_a_server_that_never_answers_is_given_up_after_the_timeout(own_environment: None) -> None:
     with BlackHole() as hole:
         outcome = TestTracker(hole.url, "p").backend(timeout_s=1).open()

@@ -253,6 +253,14 @@ def test_a_lost_answer_leads_to_the_same_batch_again(make: MakeBench) -> None:
     assert tracker.numbers(stream) == [0, 1, 2, 3]
 
 
+def test_a_batch_that_gets_on_is_not_sent_ever_more_slowly(make: MakeBench) -> None:
+    """Twenty lost answers in a row, each behind a part that was taken."""
+    bench = make(Tracker(_script(*[Retry("reset", progressed=True)] * 20)))
+    bench.log(bench.stream(), 3)
+
+    bench.until_quiet(by_s=0.5, ticks_max=100)
+
+
 def test_retries_come_ever_more_slowly_up_to_a_cap(make: MakeBench) -> None:
     bench = make(Tracker(lambda _batch: Retry("503")))
     bench.log(bench.stream())

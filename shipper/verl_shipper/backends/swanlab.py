@@ -88,8 +88,14 @@ class SwanlabBackend(Backend):
         "work_dir",
         "workspace",
     )
+    # While its process lives, a run is not "interrupted".
     limits: ClassVar[Limits] = Limits(
-        items_max=1000, bytes_max=4 * 1024 * 1024, age_s_max=2.0, runs_at_once_max=8, upload_s_max=400.0
+        items_max=1000,
+        bytes_max=4 * 1024 * 1024,
+        age_s_max=2.0,
+        runs_at_once_max=8,
+        idle_s_max=24 * 3600.0,
+        upload_s_max=400.0,
     )
 
     @classmethod

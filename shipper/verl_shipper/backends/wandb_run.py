@@ -178,6 +178,7 @@ class WandbRun:
         deadline_s = time.monotonic() + CONFIRM_S
         pause_s = COUNT_PAUSE_S
         sent.seen_s = sent.seen_s or time.monotonic()
+        lines_before = sent.seen_lines
         while True:
             found = self._api.run(self._wish.address)
             lines = found.lines if found else 0
@@ -193,7 +194,8 @@ class WandbRun:
                 break
             if time.monotonic() > deadline_s:
                 missing = f"{sent.lines - lines} rows, {len(sent.files)} files, {artifacts} artifacts"
-                raise RefusedError(Retry(f"wandb does not show {missing} of {self._name} yet"))
+                is_moving = sent.seen_lines > lines_before
+                raise RefusedError(Retry(f"wandb does not show {missing} of {self._name} yet", progressed=is_moving))
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, COUNT_PAUSE_S_MAX)
         assert self._lock is not None, "not open"

@@ -12,6 +12,8 @@ from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import Trainer, write_script
 
+pytestmark = pytest.mark.waits
+
 TRAINER = """
 import sys
 from verl_shipper_client import Client

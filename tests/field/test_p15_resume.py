@@ -10,6 +10,8 @@ from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import run_script
 
+pytestmark = pytest.mark.waits
+
 TRAINER = """
 import json, os, signal, sys
 from verl_shipper_client import Client

@@ -301,7 +301,12 @@ def _artifact_by_id(call: Call) -> dict[str, Any]:
         "__typename": "ArtifactSequence",
         "id": opaque("ArtifactSequence", artifact.name),
         "name": artifact.name,
-        "project": {"id": opaque("Project", project), "name": project, "entity": {"name": entity}},
+        "project": {
+            "id": opaque("Project", project),
+            "internalId": opaque("ProjectInternalId", project),
+            "name": project,
+            "entity": {"name": entity},
+        },
     }
     told = {
         "__typename": "Artifact",

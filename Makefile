@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench matrix clean
 
 # A daemon, a real little training, three destinations, the account. No accounts, no torch, under three minutes.
 demo: $(VENV)/demo.done
@@ -18,6 +18,11 @@ lint: $(VENV)/test.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Every fault at every tracker with an SDK, at full length: about 20 minutes. Puts the table into docs/delivery-guarantees.md.
+matrix: $(VENV)/test.done
+	VERL_SHIPPER_TEST_LONG=1 VERL_SHIPPER_MATRIX_DIR=$(VENV)/matrix $(BIN)/python -m pytest -n 2 tests/fault/test_tracker_matrix.py
+	cd tests && ../$(BIN)/python -m support.matrix ../$(VENV)/matrix
 
 bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/log_latency.py --quick

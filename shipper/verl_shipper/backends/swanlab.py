@@ -41,12 +41,12 @@ from verl_shipper.backends.base import (
     Memory,
     Outcome,
     Park,
-    Reject,
     Retry,
     RunInfo,
 )
 from verl_shipper.backends.paths import component
 from verl_shipper.backends.sdk.http import Http, RefusedError
+from verl_shipper.backends.sdk.parts import check_settings, exit_code_of, is_part, rejected
 from verl_shipper.backends.sdk.run_lock import lock_path
 from verl_shipper.backends.secrets import find_key
 from verl_shipper.backends.swanlab_api import RunAddress, SwanlabApi
@@ -100,20 +100,11 @@ class SwanlabBackend(Backend):
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
-        def refuse(key: str, hint: str) -> None:
-            raise ConfigError(f"{key} is {settings.get(key)!r}", where=f"backends.swanlab.{key}", hint=hint)
-
-        if settings.get("transport", "sdk") != "sdk":
-            refuse("transport", "it may be sdk")
-        if settings.get("mode", "online") not in MODES:
-            refuse("mode", f"it may be {', '.join(MODES)}")
-        settle_s = settings.get("settle_s", SETTLE_S)
-        if isinstance(settle_s, bool) or not isinstance(settle_s, int | float) or not 0 < settle_s <= 60:
-            refuse("settle_s", "give seconds from 0 to 60")
-        if settings.get("workspace") and not WORKSPACE.fullmatch(str(settings["workspace"])):
-            refuse("workspace", "SwanLab takes 1 to 25 letters, digits, - and _")
-        if not urlsplit(base_url(settings)).hostname:
-            refuse("base_url", "give https://HOST, or unset SWANLAB_API_HOST")
+        check_settings("swanlab", settings, modes=MODES, url=base_url(settings), variable="SWANLAB_API_HOST")
+        workspace = settings.get("workspace")
+        if workspace and not WORKSPACE.fullmatch(str(workspace)):
+            hint = "SwanLab takes 1 to 25 letters, digits, - and _"
+            raise ConfigError(f"workspace is {workspace!r}", where="backends.swanlab.workspace", hint=hint)
         if importlib.util.find_spec("swanlab") is None:
             raise ConfigError("swanlab is not installed", hint="pip install 'verl-shipper[swanlab]'")
 
@@ -186,7 +177,7 @@ class SwanlabBackend(Backend):
         made = self._plan(batch, run.tops)
         refused = made.refused | self._refused.pop(batch.batch_id, {})
         if refused:
-            return _rejected(refused)
+            return rejected(refused)
         if made.config is not None:
             self.memory.put("config", made.config)
         finish = self._finish_code(made, {"FINISHED": 0, "CRASHED": 1}.get(run.state_found), is_ours=run.is_writing)
@@ -198,7 +189,7 @@ class SwanlabBackend(Backend):
             if self._sent.refused:
                 refused = self._sent.refused
                 self._batch_id, self._sent = "", None
-                return _rejected(refused)
+                return rejected(refused)
         if finish is not None:
             run.finish(finish)
         self._batch_id, self._sent = "", None
@@ -228,7 +219,7 @@ class SwanlabBackend(Backend):
         """Offline and local: a row that is in the row log is delivered."""
         made = plan(batch, self.memory.get("last_steps") or {}, self.memory.get("tops") or {}, self._names)
         if made.refused:
-            return _rejected(made.refused)
+            return rejected(made.refused)
         if made.config is not None:
             self.memory.put("config", made.config)
         finish = self._finish_code(made, None, is_ours=True)
@@ -254,8 +245,7 @@ class SwanlabBackend(Backend):
     def _finish_code(self, made: Plan, found: int | None, *, is_ours: bool) -> int | None:
         """The exit code to end the run with after this batch; None when it goes on."""
         if made.finish is not None:
-            code = made.finish.record.body.get("exit_code")
-            return code if isinstance(code, int) else 1
+            return exit_code_of(made.finish)
         if made.config is not None:
             return None
         known = self.memory.get("finish")
@@ -343,11 +333,6 @@ def above(rows: list[Row], tops: Mapping[str, int]) -> list[Row]:
     return left
 
 
-def is_part(batch_id: str, of: str) -> bool:
-    """Whether a batch is another one, or what is left of it (the lane appends to the id then)."""
-    return bool(of) and (batch_id == of or batch_id.startswith(f"{of}."))
-
-
 def mode_of(settings: Mapping[str, Any]) -> str:
     return MODES[settings.get("mode", "online")]
 
@@ -396,7 +381,3 @@ def child_environment(folder: str, settings: Mapping[str, Any], url: str, key: s
         "SWANLAB_WEB_HOST": str(web or ("" if url == DEFAULT_URL else url)),
     }
     return kept | {name: value for name, value in ours.items() if value}
-
-
-def _rejected(refused: Mapping[int, str]) -> Reject:
-    return Reject("; ".join(list(dict.fromkeys(refused.values()))[:3]), sorted(refused))

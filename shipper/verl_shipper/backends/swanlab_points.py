@@ -27,11 +27,10 @@ from typing import Any
 
 from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.mlflow_names import Names, with_digest
-from verl_shipper.values import flatten_metrics, key_text, to_json, visible
+from verl_shipper.backends.sdk.parts import table_key, table_of, take_state, text_of
+from verl_shipper.values import flatten_metrics, key_text
 from verl_shipper_spool.record import RecordKind
-from verl_shipper_spool.redact import redact
 
-GENERATIONS_KEY = "val/generations"
 STEP_MAX = 2**48
 NAME_CHARS_MAX = 512
 FILE_BYTES_MAX = 10 * 1024 * 1024  # the package leaves out a larger one, with a word on its console only
@@ -136,7 +135,7 @@ def _is_fresh(key: str, step: int, tops: Mapping[str, int], shown: set[tuple[str
 def _rows(index: int, item: Item, made: Plan, names: Names) -> Iterator[Row]:
     kind = item.record.kind
     if kind in (RecordKind.RUN_START, RecordKind.RUN_FINISH):
-        _take_state(item, made)
+        take_state(item, made)
     elif kind not in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
         made.ignored[kind.name.lower()] += 1
     else:
@@ -154,18 +153,6 @@ def _rows(index: int, item: Item, made: Plan, names: Names) -> Iterator[Row]:
         yield Row(f"{item.stream_id}:{item.ordinal}", index, step, item.record.time_ns, scalars, media)
 
 
-def _take_state(item: Item, made: Plan) -> None:
-    """Only rank 0 of the job itself speaks for the run."""
-    if item.rank != 0 or item.record.body.get("forked"):
-        return
-    if item.record.kind is RecordKind.RUN_FINISH:
-        made.finish = item
-        return
-    made.finish = None
-    config = item.record.body.get("config")
-    made.config = to_json(redact(config)) if isinstance(config, Mapping) else {}
-
-
 def _content(item: Item, made: Plan, names: Names) -> tuple[dict[str, float], tuple[Media, ...]]:
     body = item.record.body
     if item.record.kind is RecordKind.METRICS:
@@ -174,13 +161,13 @@ def _content(item: Item, made: Plan, names: Names) -> tuple[dict[str, float], tu
         numbers = flat.numbers.items()
         return {names.name(_marked("number", name)): _float(number) for name, number in numbers}, ()
     if item.record.kind is RecordKind.GENERATIONS:
-        part, call = body.get("part") or 0, body.get("call") or 0
-        key = GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
-        return {}, (Media(names.name(_marked("table", key)), "table", _table(body)),)
+        columns, rows = table_of(body, "")
+        name = names.name(_marked("table", table_key(body)))
+        return {}, (Media(name, "table", {"columns": columns, "rows": rows}),)
     texts: dict[str, str] = {}
     for key, text in body.items():
         name = names.name(_marked("text", key_text(key)))
-        texts.setdefault(name, visible(text) if isinstance(text, str) else json.dumps(to_json(text)))
+        texts.setdefault(name, text_of(text))
     return {}, tuple(Media(name, "text", text) for name, text in texts.items())
 
 
@@ -195,33 +182,6 @@ def _float(number: float) -> float:
         return float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
-
-
-def _table(body: Mapping[Any, Any]) -> dict[str, Any]:
-    columns = [visible(key_text(column)) for column in body.get("columns") or ()]
-    rows = [[_cell(cell) for cell in row] for row in body.get("rows") or ()]
-    width = max([len(columns), 1, *map(len, rows)])
-    columns += [f"column {number + 1}" for number in range(len(columns), width)]
-    return {"columns": list(_different(columns)), "rows": [row + [""] * (width - len(row)) for row in rows]}
-
-
-def _cell(cell: Any) -> Any:
-    """Numbers stay numbers, everything else is text."""
-    plain = to_json(cell)
-    if plain is None:
-        return ""
-    return plain if isinstance(plain, str | int | float) else json.dumps(plain, ensure_ascii=False)
-
-
-def _different(names: list[str]) -> Iterator[str]:
-    """Column names, none twice: a row is an object with them as keys."""
-    seen: set[str] = set()
-    for name in names:
-        unique = name
-        while unique in seen:
-            unique += "'"
-        seen.add(unique)
-        yield unique
 
 
 def _file_bytes(media: Media) -> int:

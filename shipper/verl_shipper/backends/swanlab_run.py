@@ -24,6 +24,7 @@ from typing import Any
 from verl_shipper.backends.base import Park, Retry
 from verl_shipper.backends.sdk.child import Child, ChildError
 from verl_shipper.backends.sdk.http import RefusedError
+from verl_shipper.backends.sdk.parts import content_chars
 from verl_shipper.backends.sdk.run_lock import Note, RunLock
 from verl_shipper.backends.swanlab_api import RunAddress, RunState, SwanlabApi
 from verl_shipper.backends.swanlab_points import Row
@@ -104,7 +105,7 @@ class SwanlabRun:
             self._lock = RunLock.take(self._wish.lock_path, LOCK_WAIT_S)
             if self._lock is None:
                 raise RefusedError(Retry("another daemon of this machine writes the run and does not give way"))
-            threading.Thread(target=self._give_way, args=(self._lock,), name="give-way", daemon=True).start()
+            self._lock.watch(self._give_way)
         found = self._api.run(self._wish.address)
         unclean = self._must_settle or not is_clean or not self._lock.read().is_clean
         if found is not None and (unclean or _behind(found.tops, tops_known)):
@@ -171,7 +172,7 @@ class SwanlabRun:
                 self._given -= unsent
                 break
         self._points_of_child += len(sent.points)
-        self._media_of_child_bytes += sum(media_bytes(row) for row in rows)
+        self._media_of_child_bytes += sum(content_chars(media.content) for row in rows for media in row.media)
         return sent
 
     def confirm(self, sent: Sent) -> bool:
@@ -296,13 +297,10 @@ class SwanlabRun:
         return {**told, "waiting": 0, "config": "taken"}
 
     def _give_way(self, lock: RunLock) -> None:
-        """In a thread: let another daemon have the run while nothing of ours is under way."""
-        while lock.fd >= 0:
-            time.sleep(0.5)
-            if lock.fd >= 0 and lock.is_wanted():
-                with self.mutex:
-                    if self._lock is lock and not self._must_settle:
-                        self.close()
+        """Another daemon wants the run: let it, while nothing of ours is under way."""
+        with self.mutex:
+            if self._lock is lock and not self._must_settle:
+                self.close()
 
     def _end_child(self) -> None:
         if self._child is not None:
@@ -321,16 +319,6 @@ def _meaning(trouble: Mapping[str, Any]) -> Park | Retry:
 
 def media_of(row: Row) -> list[list[Any]]:
     return [[media.key, media.kind, media.content] for media in row.media]
-
-
-def media_bytes(row: Row) -> int:
-    """About how much the files of a row take."""
-    size = 0
-    for media in row.media:
-        text = media.kind == "text"
-        cells = [media.content] if text else [cell for line in media.content["rows"] for cell in line]
-        size += sum(len(cell) if isinstance(cell, str) else 8 for cell in cells)
-    return size
 
 
 def _tops_of(sent: Sent) -> dict[str, int]:

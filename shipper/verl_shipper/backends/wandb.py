@@ -31,7 +31,6 @@ from verl_shipper.backends.base import (
     Backend,
     Batch,
     Delivered,
-    Item,
     Limits,
     Memory,
     Outcome,
@@ -41,12 +40,13 @@ from verl_shipper.backends.base import (
     RunInfo,
 )
 from verl_shipper.backends.sdk.http import Http, RefusedError
+from verl_shipper.backends.sdk.parts import check_settings, exit_code_of, is_part, rejected
 from verl_shipper.backends.secrets import find_key
 from verl_shipper.backends.wandb_api import WandbApi
 from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
 from verl_shipper.backends.wandb_run import Sent, WandbRun
-from verl_shipper.backends.wandb_wish import KEY_NAMES, SETTLE_S, base_url, entity_of, wish_of
+from verl_shipper.backends.wandb_wish import KEY_NAMES, base_url, entity_of, wish_of
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 
@@ -87,18 +87,7 @@ class WandbBackend(Backend):
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
-        def refuse(key: str, hint: str) -> None:
-            raise ConfigError(f"{key} is {settings[key]!r}", where=f"backends.wandb.{key}", hint=hint)
-
-        if settings.get("transport", "sdk") != "sdk":
-            refuse("transport", "it may be sdk")
-        if settings.get("mode", "online") not in MODES:
-            refuse("mode", f"it may be {' or '.join(MODES)}")
-        settle_s = settings.get("settle_s", SETTLE_S)
-        if isinstance(settle_s, bool) or not isinstance(settle_s, int | float) or not 0 < settle_s <= 60:
-            refuse("settle_s", "give seconds from 0 to 60")
-        if not urlsplit(base_url(settings)).hostname:
-            refuse("base_url", "give https://HOST, or unset WANDB_BASE_URL")
+        check_settings("wandb", settings, modes=MODES, url=base_url(settings), variable="WANDB_BASE_URL")
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError("wandb is not installed", hint="pip install 'verl-shipper[wandb]'")
 
@@ -132,7 +121,7 @@ class WandbBackend(Backend):
     def upload(self, batch: Batch) -> Outcome:
         made = plan(batch, self.memory.get("last_steps") or {})
         if made.refused:
-            return Reject("; ".join(list(dict.fromkeys(made.refused.values()))[:3]), sorted(made.refused))
+            return rejected(made.refused)
         try:
             if self._is_offline:
                 return self._keep(made)
@@ -276,14 +265,3 @@ class WandbBackend(Backend):
                 self.memory.put(note, None)
             self.memory.put("place", place)
         return api, WandbRun(wish, api)
-
-
-def is_part(batch_id: str, of: str) -> bool:
-    """Whether a batch is another one, or what is left of it (the lane appends to the id then)."""
-    return batch_id == of or batch_id.startswith(f"{of}.")
-
-
-def exit_code_of(finish: Item) -> int:
-    """A run of which nobody knows how it ended has failed."""
-    code = finish.record.body.get("exit_code")
-    return code if isinstance(code, int) else 1

@@ -24,13 +24,13 @@ from typing import Any
 
 from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.mlflow_names import with_digest
-from verl_shipper.values import flatten_metrics, key_text, to_json, visible
+from verl_shipper.backends.sdk.parts import table_key, table_of, take_state, text_of
+from verl_shipper.values import flatten_metrics, key_text
 from verl_shipper_spool.record import RecordKind
 
 STEP_KEY = "trainer/global_step"
 TIME_KEY = "_timestamp"
 ID_KEY = "_shipper"
-GENERATIONS_KEY = "val/generations"
 RESERVED = frozenset({"_step", "_runtime", TIME_KEY, "_wandb", ID_KEY, STEP_KEY})
 NAME_CHARS_MAX = 500
 # wandb-core leaves out a longer line, and with it our count of lines.
@@ -80,7 +80,7 @@ def plan(batch: Batch, last_steps: Mapping[str, int]) -> Plan:
     for index, item in enumerate(batch.items):
         kind = item.record.kind
         if kind in (RecordKind.RUN_START, RecordKind.RUN_FINISH):
-            _take_state(item, made)
+            take_state(item, made)
         elif kind in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
             _take_row(index, item, made)
         else:
@@ -95,18 +95,6 @@ def name_of(original: str) -> str:
     if original in RESERVED or len(original) > NAME_CHARS_MAX:
         return with_digest(original[:NAME_CHARS_MAX], original)
     return original
-
-
-def _take_state(item: Item, made: Plan) -> None:
-    """Only rank 0 of the job itself speaks for the run."""
-    if item.rank != 0 or item.record.body.get("forked"):
-        return
-    if item.record.kind is RecordKind.RUN_FINISH:
-        made.finish = item
-        return
-    made.finish = None
-    config = item.record.body.get("config")
-    made.config = to_json(config) if isinstance(config, Mapping) else {}
 
 
 def _take_row(index: int, item: Item, made: Plan) -> None:
@@ -137,26 +125,11 @@ def _take_row(index: int, item: Item, made: Plan) -> None:
 
 def _tables(body: Mapping[Any, Any]) -> Iterator[Media]:
     """The table of one part, in pieces that wandb shows whole."""
-    columns = [visible(key_text(column)) for column in body.get("columns") or ()]
-    rows = [[_cell(cell) for cell in row] for row in body.get("rows") or ()]
-    width = max([len(columns), *map(len, rows)])
-    columns += [f"column {number + 1}" for number in range(len(columns), width)]
-    rows = [row + [None] * (width - len(row)) for row in rows]
-    part = body.get("part") or 0
-    call = body.get("call") or 0
-    key = GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
-    columns = list(_different(columns))
+    key = table_key(body)
+    columns, rows = table_of(body, None)
     for start in range(0, max(len(rows), 1), TABLE_ROWS_MAX):
         piece = {"columns": columns, "rows": rows[start : start + TABLE_ROWS_MAX]}
         yield Media(f"{key}_from_{start}" if start else key, "table", piece)
-
-
-def _cell(cell: Any) -> Any:
-    """Numbers stay numbers, everything else is text: a column of mixed types would be refused."""
-    plain = to_json(cell)
-    if plain is None or isinstance(plain, str | int | float | bool):
-        return plain
-    return json.dumps(plain, ensure_ascii=False)
 
 
 def _pages(body: Mapping[Any, Any]) -> Iterator[Media]:
@@ -165,15 +138,4 @@ def _pages(body: Mapping[Any, Any]) -> Iterator[Media]:
         name = name_of(key_text(key))
         if name not in names:
             names.add(name)
-            yield Media(name, "page", visible(text if isinstance(text, str) else json.dumps(to_json(text))))
-
-
-def _different(names: list[str]) -> Iterator[str]:
-    """Column names, none twice."""
-    seen: set[str] = set()
-    for name in names:
-        unique = name
-        while unique in seen:
-            unique += "'"
-        seen.add(unique)
-        yield unique
+            yield Media(name, "page", text_of(text))

@@ -25,6 +25,7 @@ from typing import Any
 from verl_shipper.backends.base import Park, Retry
 from verl_shipper.backends.sdk.child import Child, ChildError
 from verl_shipper.backends.sdk.http import RefusedError
+from verl_shipper.backends.sdk.parts import content_chars
 from verl_shipper.backends.sdk.run_lock import Note, RunLock
 from verl_shipper.backends.wandb_api import RunAddress, RunState, WandbApi
 from verl_shipper.backends.wandb_rows import ID_KEY, STEP_KEY, Row, media_of
@@ -99,7 +100,7 @@ class WandbRun:
             self._lock = RunLock.take(self._wish.lock_path, LOCK_WAIT_S)
             if self._lock is None:
                 raise RefusedError(Retry("another daemon of this machine writes the run and does not give way"))
-            threading.Thread(target=self._give_way, args=(self._lock,), name="give-way", daemon=True).start()
+            self._lock.watch(self._give_way)
         note = self._lock.read()
         floor = max(rows_known, note.rows)
         found = self._api.run(self._wish.address)
@@ -161,7 +162,7 @@ class WandbRun:
             sent.files.update(answer["files"])
             sent.lines += answer["done"]
             sent.refused = answer["refused"]
-            self._media_of_child_bytes += sum(_media_bytes(row) for row in part)
+            self._media_of_child_bytes += sum(content_chars(media.content) for row in part for media in row.media)
             if sent.refused:
                 break
         self._rows_of_child += len(rows)
@@ -271,13 +272,10 @@ class WandbRun:
         return int(health["artifacts_pending"])
 
     def _give_way(self, lock: RunLock) -> None:
-        """In a thread: let another daemon have the run while nothing of ours is under way."""
-        while lock.fd >= 0:
-            time.sleep(0.5)
-            if lock.fd >= 0 and lock.is_wanted():
-                with self.mutex:
-                    if self._lock is lock and not self._must_settle:
-                        self.close()
+        """Another daemon wants the run: let it, while nothing of ours is under way."""
+        with self.mutex:
+            if self._lock is lock and not self._must_settle:
+                self.close()
 
     def _end_child(self) -> None:
         if self._child is not None:
@@ -289,16 +287,3 @@ class WandbRun:
 
 def _media_count(rows: Sequence[Row]) -> int:
     return sum(len(row.media) for row in rows)
-
-
-def _media_bytes(row: Row) -> int:
-    """About how much the files of a row take."""
-    size = 0
-    for media in row.media:
-        cells = (
-            [media.content]
-            if isinstance(media.content, str)
-            else [cell for line in media.content["rows"] for cell in line]
-        )
-        size += sum(len(cell) if isinstance(cell, str) else 8 for cell in cells)
-    return size

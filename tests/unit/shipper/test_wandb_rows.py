@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from support.batches import TIME_NS, batch, item, metrics
 from verl_shipper.backends.base import Item
+from verl_shipper.backends.sdk.parts import GENERATIONS_KEY
 from verl_shipper.backends.wandb_rows import (
-    GENERATIONS_KEY,
     ID_KEY,
     RESERVED,
     STEP_KEY,

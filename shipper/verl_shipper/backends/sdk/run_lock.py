@@ -19,13 +19,16 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import final
 
 from verl_shipper_spool.location import is_private
 
 WAIT_PAUSE_S = 0.1
+WATCH_PAUSE_S = 0.5
 WANTED_S = 30.0  # a mark older than this is of somebody who has gone away
 
 
@@ -86,6 +89,16 @@ class RunLock:
             return time.time() - os.stat(_wanted(self.path)).st_mtime < WANTED_S
         except OSError:
             return False
+
+    def watch(self, give_way: Callable[[RunLock], None]) -> None:
+        """From now on and until it is released: call `give_way`, in a thread, whenever somebody waits for it."""
+        threading.Thread(target=self._watch, args=(give_way,), name="give-way", daemon=True).start()
+
+    def _watch(self, give_way: Callable[[RunLock], None]) -> None:
+        while self.fd >= 0:
+            time.sleep(WATCH_PAUSE_S)
+            if self.fd >= 0 and self.is_wanted():
+                give_way(self)
 
     def release(self, *, forget: bool = False) -> None:
         """Let go. With `forget` the run is over and the file goes, too."""

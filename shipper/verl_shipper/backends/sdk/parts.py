@@ -1,0 +1,124 @@
+"""What backends that write through a tracker's package make of a batch in the same way. Pure.
+
+    who speaks for a run      rank 0 of the job itself: its configuration, its end
+    a table of generations    rectangular, cells plain, columns different; one key for each part and call
+    a refusal                 reasons in one line, items by index
+    what is left of a batch   the lane appends to the id of the batch that it takes apart
+
+Must not know: any tracker. Never raises, but for ConfigError from `check_settings`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from verl_shipper.backends.base import Item, Reject
+from verl_shipper.errors import ConfigError
+from verl_shipper.values import key_text, to_json, visible
+from verl_shipper_spool.record import RecordKind
+from verl_shipper_spool.redact import redact
+
+GENERATIONS_KEY = "val/generations"
+REASONS_SHOWN = 3
+SETTLE_S_MAX = 60.0
+
+
+class RunPlan(Protocol):
+    """The part of a plan that is about the run itself."""
+
+    config: dict[str, Any] | None
+    finish: Item | None
+
+
+def take_state(item: Item, made: RunPlan) -> None:
+    """Configuration or end of the run into a plan, if this record speaks for the run."""
+    if item.rank != 0 or item.record.body.get("forked"):
+        return
+    if item.record.kind is RecordKind.RUN_FINISH:
+        made.finish = item
+        return
+    made.finish = None
+    config = item.record.body.get("config")
+    made.config = to_json(redact(config)) if isinstance(config, Mapping) else {}
+
+
+def exit_code_of(finish: Item) -> int:
+    """A run of which nobody knows how it ended has failed."""
+    code = finish.record.body.get("exit_code")
+    return code if isinstance(code, int) else 1
+
+
+def table_key(body: Mapping[Any, Any]) -> str:
+    """Parts of one table, and tables of one step, side by side."""
+    part, call = body.get("part") or 0, body.get("call") or 0
+    return GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
+
+
+def table_of(body: Mapping[Any, Any], empty: Any) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of a generations record; `empty` stands for a cell of nothing."""
+    columns = [visible(key_text(column)) for column in body.get("columns") or ()]
+    rows = [[_cell(cell, empty) for cell in row] for row in body.get("rows") or ()]
+    width = max([len(columns), 1, *map(len, rows)])
+    columns += [f"column {number + 1}" for number in range(len(columns), width)]
+    return list(_different(columns)), [row + [empty] * (width - len(row)) for row in rows]
+
+
+def text_of(text: Any) -> str:
+    """A value that was logged as text."""
+    return visible(text) if isinstance(text, str) else json.dumps(to_json(text))
+
+
+def content_chars(content: Any) -> int:
+    """About how much the file of a text, or of a table as {"columns", "rows"}, takes."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(cell) if isinstance(cell, str) else 8 for row in content["rows"] for cell in row)
+
+
+def is_part(batch_id: str, of: str) -> bool:
+    """Whether a batch is another one, or what is left of it."""
+    return bool(of) and (batch_id == of or batch_id.startswith(f"{of}."))
+
+
+def rejected(refused: Mapping[int, str]) -> Reject:
+    """The refusal of items, by index with their reasons."""
+    return Reject("; ".join(list(dict.fromkeys(refused.values()))[:REASONS_SHOWN]), sorted(refused))
+
+
+def check_settings(name: str, settings: Mapping[str, Any], *, modes: Collection[str], url: str, variable: str) -> None:
+    """What every such backend wants of its settings. `variable`: where `url` comes from when not from them."""
+
+    def refuse(key: str, hint: str) -> None:
+        raise ConfigError(f"{key} is {settings.get(key)!r}", where=f"backends.{name}.{key}", hint=hint)
+
+    if settings.get("transport", "sdk") != "sdk":
+        refuse("transport", "it may be sdk")
+    if settings.get("mode", "online") not in modes:
+        refuse("mode", f"it may be {', '.join(modes)}")
+    settle_s = settings.get("settle_s", 1.0)
+    if isinstance(settle_s, bool) or not isinstance(settle_s, int | float) or not 0 < settle_s <= SETTLE_S_MAX:
+        refuse("settle_s", f"give seconds from 0 to {SETTLE_S_MAX:g}")
+    if not urlsplit(url).hostname:
+        refuse("base_url", f"give https://HOST, or unset {variable}")
+
+
+def _cell(cell: Any, empty: Any) -> Any:
+    """Numbers stay numbers, everything else is text: a column of mixed kinds is not everybody's."""
+    plain = to_json(cell)
+    if plain is None:
+        return empty
+    return plain if isinstance(plain, str | int | float) else json.dumps(plain, ensure_ascii=False)
+
+
+def _different(names: list[str]) -> Iterator[str]:
+    """Column names, none twice: a row may be an object with them as keys."""
+    seen: set[str] = set()
+    for name in names:
+        unique = name
+        while unique in seen:
+            unique += "'"
+        seen.add(unique)
+        yield unique

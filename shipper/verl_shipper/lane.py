@@ -18,7 +18,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -323,10 +323,10 @@ class Lane:
                     notes = {**remember, HANGS_NOTE: 0} if run.hangs else remember
                     self._store.delivered(sealed, len(sealed.items), notes, ignored)
                     run.hangs = 0
-            case Reject(reason, indices) if sealed is not None:
+            case Reject(reason) as refusal if sealed is not None:
                 run.delivery = TRANSITIONS[run.delivery, Step.REJECTED]
                 before = run.refusals
-                self._reject(run, sealed, reason, indices)
+                self._reject(run, sealed, refusal)
                 if run.refusals > max(before, REFUSALS_MAX):
                     run.due_s = now_s + PARK_S
                     why = f"{run.refusals} records refused in a row and none taken, is it the right tracker? {reason}"
@@ -345,14 +345,14 @@ class Lane:
                     log.warning("run %s is parked: %s", run.run.run_id, reason)
                 run.attempt += 1
 
-    def _reject(self, run: RunLane, sealed: Sealed, reason: str, indices: Sequence[int] | None) -> None:
+    def _reject(self, run: RunLane, sealed: Sealed, refusal: Reject) -> None:
         """Bury the items the tracker named, or halve the batch until only the poison is left."""
         run.attempt = 0
-        named = [index for index in indices or () if 0 <= index < len(sealed.items)]
+        named = [index for index in refusal.items or () if 0 <= index < len(sealed.items)]
         if named or len(sealed.items) == 1:
-            self._store.bury(sealed, named or [0], reason)
+            self._store.bury(sealed, {index: refusal.reasons.get(index, refusal.reason) for index in named or [0]})
             # A tracker that says which ones has looked at them; one that only says no may refuse everything.
             run.refusals += 0 if named else 1
         else:
             self._store.split(sealed, [[sealed.items[index] for index in half] for half in halves(len(sealed.items))])
-        self._store.trouble(run.run.run_id, reason, parked=False, retried=False)
+        self._store.trouble(run.run.run_id, refusal.reason, parked=False, retried=False)

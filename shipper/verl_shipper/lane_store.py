@@ -180,9 +180,9 @@ class LaneStore:
             for index, items in enumerate(parts):
                 self._insert(sealed.run_id, sealed.position + room * index, f"{sealed.batch_id}.{index}", items)
 
-    def bury(self, sealed: Sealed, dead: Iterable[int], reason: str) -> None:
-        """Move items of a batch to the dead letters; what is left of the batch stays, under a new id."""
-        indices = set(dead)
+    def bury(self, sealed: Sealed, reasons: Mapping[int, str]) -> None:
+        """Move items of a batch, by index, to the dead letters; what is left of the batch stays, under a new id."""
+        indices = reasons.keys()
         added = 0
         with self._transaction():
             self._remove(sealed)
@@ -195,7 +195,7 @@ class LaneStore:
                 added += len(packed)
                 self._db.execute(
                     "INSERT INTO dead_letters (run_id, stream_id, ordinal, item, reason, time_ns) VALUES (?,?,?,?,?,?)",
-                    (sealed.run_id, item.stream_id, item.ordinal, packed, reason[:1000], time.time_ns()),
+                    (sealed.run_id, item.stream_id, item.ordinal, packed, reasons[index][:1000], time.time_ns()),
                 )
             self._tally(sealed.run_id, dead_lettered=len(indices))
             self._free_safe(sealed.run_id)

@@ -85,10 +85,12 @@ class Retry:
 @dataclass(frozen=True, slots=True)
 class Reject:
     """The tracker refuses these items for good. `items` are indices into the batch, None when it does not say. The
-    others may have been delivered already: they come again in a smaller batch, and a repeat must be harmless anyway."""
+    others may have been delivered already: they come again in a smaller batch, and a repeat must be harmless anyway.
+    `reasons`: by index, where they differ."""
 
     reason: str
     items: Sequence[int] | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class MlflowBackend(Backend):
         refused_items = plan.refused | self._progress.refused
         if refused_items:
             reasons = list(dict.fromkeys(refused_items.values()))
-            return Reject("; ".join(reasons[:3]), sorted(refused_items))
+            return Reject("; ".join(reasons[:3]), sorted(refused_items), refused_items)
         remember = {} if plan.status_ns is None else {"status_ns": plan.status_ns}
         return Delivered(remember, plan.ignored + self._progress.late)
 

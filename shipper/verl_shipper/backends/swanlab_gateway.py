@@ -85,6 +85,10 @@ class Gateway:
             self._cookie = headers.get("cookie", self._cookie)
             if (method, path) == ("POST", "/api/house/metrics"):
                 return self._metrics(headers, json.loads(body))
+            if path.endswith("/profile") and body and json.loads(body).get("config") == {}:
+                # Of a writer that was told no configuration; it would wipe that of the one that was.
+                self._ledger.config_state = "taken"
+                return DONE
             if method == "POST" and path.endswith("/series"):
                 return self._series(path, headers, json.loads(body))
             return self._other(method, path, headers, body)

@@ -27,13 +27,14 @@ from typing import Any
 
 from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.mlflow_names import Names, with_digest
-from verl_shipper.backends.sdk.parts import table_key, table_of, take_state, text_of
+from verl_shipper.backends.sdk.parts import pieces, table_key, table_of, take_state, text_of
 from verl_shipper.values import flatten_metrics, key_text
 from verl_shipper_spool.record import RecordKind
 
 STEP_MAX = 2**48
 NAME_CHARS_MAX = 512
 FILE_BYTES_MAX = 10 * 1024 * 1024  # the package leaves out a larger one, with a word on its console only
+MARGIN_BYTES = 64 * 1024  # for what is around the rows
 FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 EDGES = " \t\n\r./"
 RESERVED = "__swanlab__"
@@ -99,15 +100,16 @@ def plan(batch: Batch, last_steps: Mapping[str, int], tops: Mapping[str, int], n
 
 def names_of(metric_names: Mapping[str, str] | None, media_names: Mapping[str, str] | None) -> Names:
     """Names by SwanLab's rules, as two notes of `notes_of` have them."""
-    return Names({**(metric_names or {}), **(media_names or {})}, clean_name=clean, fold=str)
+    numbers = {_marked("number", original): name for original, name in (metric_names or {}).items()}
+    return Names({**numbers, **(media_names or {})}, clean_name=clean, fold=str)
 
 
 def notes_of(names: Names) -> dict[str, dict[str, str]]:
     """What is to be remembered of names: metrics as a user wrote them, and everything that carries a mark."""
     notes = names.notes()
     return {
-        "metric_names": {original: name for original, name in notes.items() if KIND_MARK not in original},
-        "media_names": {original: name for original, name in notes.items() if KIND_MARK in original},
+        "metric_names": {_unmarked(key): name for key, name in notes.items() if _is_number(key)},
+        "media_names": {key: name for key, name in notes.items() if not _is_number(key)},
     }
 
 
@@ -146,9 +148,13 @@ def _rows(index: int, item: Item, made: Plan, names: Names) -> Iterator[Row]:
             return
         made.last_steps[item.stream_id] = step
         scalars, media = _content(item, made, names)
-        large = next((each for each in media if _file_bytes(each) > FILE_BYTES_MAX), None)
+        if item.record.step is None:
+            made.ignored["no_step"] += len(scalars)
+        large = next((each for each in media if each.kind == "text" and len(each.content) * 4 > FILE_BYTES_MAX), None)
         if large is not None:
-            made.refused[index] = f"{large.key} is a file of {_file_bytes(large)} bytes; SwanLab takes {FILE_BYTES_MAX}"
+            made.refused[index] = (
+                f"{large.key} has {len(large.content)} characters; SwanLab takes {FILE_BYTES_MAX} bytes"
+            )
             return
         yield Row(f"{item.stream_id}:{item.ordinal}", index, step, item.record.time_ns, scalars, media)
 
@@ -161,9 +167,7 @@ def _content(item: Item, made: Plan, names: Names) -> tuple[dict[str, float], tu
         numbers = flat.numbers.items()
         return {names.name(_marked("number", name)): _float(number) for name, number in numbers}, ()
     if item.record.kind is RecordKind.GENERATIONS:
-        columns, rows = table_of(body, "")
-        name = names.name(_marked("table", table_key(body)))
-        return {}, (Media(name, "table", {"columns": columns, "rows": rows}),)
+        return {}, tuple(_tables(body, made, names))
     texts: dict[str, str] = {}
     for key, text in body.items():
         name = names.name(_marked("text", key_text(key)))
@@ -171,9 +175,29 @@ def _content(item: Item, made: Plan, names: Names) -> tuple[dict[str, float], tu
     return {}, tuple(Media(name, "text", text) for name, text in texts.items())
 
 
+def _tables(body: Mapping[Any, Any], made: Plan, names: Names) -> Iterator[Media]:
+    """The table of one part, in pieces that SwanLab takes."""
+    columns, rows = table_of(body, "")
+    head_bytes = len(json.dumps(columns)) + 8 * len(columns)  # in the file a row is an object
+    size = {"rows_max": max(len(rows), 1), "bytes_max": FILE_BYTES_MAX - MARGIN_BYTES, "head_bytes": head_bytes}
+    for first, piece, cut in pieces(columns, rows, **size):
+        made.ignored["text_cut"] += cut
+        key = f"{table_key(body)}_from_{first}" if first else table_key(body)
+        yield Media(names.name(_marked("table", key)), "table", {"columns": columns, "rows": piece})
+
+
 def _marked(kind: str, key: str) -> str:
     """What a key is known by in the notes: itself, when it is a number's."""
     return key if kind == "number" and KIND_MARK not in key else f"{kind}{KIND_MARK}{key}"
+
+
+def _is_number(key: str) -> bool:
+    """Whether a key of the notes is a number's."""
+    return KIND_MARK not in key or key.startswith(f"number{KIND_MARK}")
+
+
+def _unmarked(key: str) -> str:
+    return key.partition(KIND_MARK)[2] if KIND_MARK in key else key
 
 
 def _float(number: float) -> float:
@@ -182,11 +206,3 @@ def _float(number: float) -> float:
         return float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
-
-
-def _file_bytes(media: Media) -> int:
-    """About how large the file will be."""
-    if media.kind == "text":
-        return len(media.content.encode())
-    heads = len(json.dumps(media.content["columns"])) + 8 * len(media.content["columns"])
-    return sum(len(json.dumps(row)) + heads for row in media.content["rows"]) + heads

@@ -50,6 +50,7 @@ from verl_shipper.backends.wandb_wish import KEY_NAMES, base_url, entity_of, wis
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 
+NAMES_MAX = 1000  # changed names that `status` can list
 MODES = ("online", "offline")
 
 
@@ -174,7 +175,7 @@ class WandbBackend(Backend):
             self._offline.deliver(made.rows, self.memory.get("config") or {})
         if finish is not None:
             self._offline.finish(finish)
-        return Delivered({"last_steps": made.last_steps}, made.ignored)
+        return Delivered(self._notes_of(made), made.ignored)
 
     def _deliver(self, run: WandbRun, batch: Batch, made: Plan) -> Outcome:
         if made.config is not None:
@@ -193,7 +194,7 @@ class WandbBackend(Backend):
             run.finish(finish)
         self._batch_id, self._sent = "", None
         in_flight = {key: line for key, line in self._in_flight().items() if not is_part(batch.batch_id, key)}
-        remember = {"rows": rows, "in_flight": in_flight, "last_steps": made.last_steps, "finish": finish}
+        remember = {"rows": rows, "in_flight": in_flight, "finish": finish, **self._notes_of(made)}
         return Delivered(remember, made.ignored)
 
     def _send(self, run: WandbRun, batch: Batch, made: Plan) -> None:
@@ -212,6 +213,14 @@ class WandbBackend(Backend):
         if late:
             self._sent.files |= run.attach(late)
         self._batch_id = batch.batch_id
+
+    def _notes_of(self, made: Plan) -> dict[str, Any]:
+        """What is to be remembered of a plan: last steps, and names for `status`."""
+        notes: dict[str, Any] = {"last_steps": made.last_steps}
+        known = self.memory.get("metric_names") or {}
+        if not made.renamed.keys() <= known.keys() and len(known) < NAMES_MAX:
+            notes["metric_names"] = {**known, **made.renamed}
+        return notes
 
     def _refuse(self, run: WandbRun, batch: Batch, reason: str) -> Outcome:
         """wandb did not take a row: name its item. What went before it is there, and is recognised next time."""

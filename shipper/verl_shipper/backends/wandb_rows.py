@@ -24,7 +24,7 @@ from typing import Any
 
 from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.mlflow_names import with_digest
-from verl_shipper.backends.sdk.parts import table_key, table_of, take_state, text_of
+from verl_shipper.backends.sdk.parts import pieces, table_key, table_of, take_state, text_of
 from verl_shipper.values import flatten_metrics, key_text
 from verl_shipper_spool.record import RecordKind
 
@@ -35,6 +35,7 @@ RESERVED = frozenset({"_step", "_runtime", TIME_KEY, "_wandb", ID_KEY, STEP_KEY}
 NAME_CHARS_MAX = 500
 # wandb-core leaves out a longer line, and with it our count of lines.
 ROW_BYTES_MAX = 9 * 1024 * 1024
+TABLE_BYTES_MAX = 8 * 1024 * 1024  # proxies and servers are known to stop at 10 MB
 TABLE_ROWS_MAX = 10_000  # wandb's Table.MAX_ROWS: it leaves out what is behind
 ROW_VALUES_SMALL = 2000  # with names of NAME_CHARS_MAX that many cannot fill a line
 
@@ -72,6 +73,7 @@ class Plan:
     last_steps: dict[str, int] = field(default_factory=dict)
     config: dict[str, Any] | None = None
     finish: Item | None = None
+    renamed: dict[str, str] = field(default_factory=dict)  # names that wandb shows otherwise
 
 
 def plan(batch: Batch, last_steps: Mapping[str, int]) -> Plan:
@@ -93,7 +95,7 @@ def name_of(original: str) -> str:
     if not original:
         return "unnamed"
     if original in RESERVED or len(original) > NAME_CHARS_MAX:
-        return with_digest(original[:NAME_CHARS_MAX], original)
+        return with_digest(original.lstrip("_")[:NAME_CHARS_MAX], original)  # names in _ are hidden
     return original
 
 
@@ -108,9 +110,14 @@ def _take_row(index: int, item: Item, made: Plan) -> None:
         made.ignored.update(flat.ignored)
         for name, number in flat.numbers.items():
             shown = name_of(name)
-            values[shown if shown == name or shown not in flat.numbers else with_digest(shown, name)] = number
+            if shown != name:
+                shown = shown if shown not in flat.numbers else with_digest(shown, name)
+                made.renamed[name] = shown
+            values[shown] = number
+        if record.step is None:
+            made.ignored["no_step"] += len(values)
     elif record.kind is RecordKind.GENERATIONS:
-        media += _tables(record.body)
+        media += _tables(record.body, made.ignored)
     else:
         media += _pages(record.body)
     values[STEP_KEY] = made.last_steps.get(item.stream_id, 0)
@@ -123,13 +130,13 @@ def _take_row(index: int, item: Item, made: Plan) -> None:
     made.rows.append(Row(values[ID_KEY], values, tuple(media)))
 
 
-def _tables(body: Mapping[Any, Any]) -> Iterator[Media]:
+def _tables(body: Mapping[Any, Any], ignored: Counter[str]) -> Iterator[Media]:
     """The table of one part, in pieces that wandb shows whole."""
     key = table_key(body)
     columns, rows = table_of(body, None)
-    for start in range(0, max(len(rows), 1), TABLE_ROWS_MAX):
-        piece = {"columns": columns, "rows": rows[start : start + TABLE_ROWS_MAX]}
-        yield Media(f"{key}_from_{start}" if start else key, "table", piece)
+    for first, piece, cut in pieces(columns, rows, rows_max=TABLE_ROWS_MAX, bytes_max=TABLE_BYTES_MAX):
+        ignored["text_cut"] += cut
+        yield Media(f"{key}_from_{first}" if first else key, "table", {"columns": columns, "rows": piece})
 
 
 def _pages(body: Mapping[Any, Any]) -> Iterator[Media]:

@@ -394,6 +394,18 @@ def test_named_poison_is_buried_at_once(make: MakeBench) -> None:
     assert bench.tracker.requests[0].batch_id != bench.tracker.requests[1].batch_id
 
 
+def test_every_letter_carries_its_own_reason(make: MakeBench) -> None:
+    bench = make(Tracker(_script(Reject("two of them", [2, 7], {2: "too long"}))))
+    bench.log(bench.stream(), 10)
+
+    bench.until_quiet()
+
+    assert {(letter.step, letter.reason) for letter in letters(str(bench.root))} == {
+        (2, "too long"),
+        (7, "two of them"),
+    }
+
+
 @pytest.mark.parametrize("indices", [[], [-1], [10], [3, 99, -4]])
 def test_poison_that_is_named_wrongly_is_still_found(make: MakeBench, indices: list[int]) -> None:
     def answer(batch: Batch) -> Outcome:

@@ -134,7 +134,7 @@ def test_buried_items_leave_the_rest_of_the_batch_in_its_place(path: str, store:
     store.seal(RUN, "batch", Taken(items=_items(0, 5)), [])
     store.seal(RUN, "next", Taken(items=_items(5, 1)), [])
 
-    store.bury(_sealed(store), [1, 3], "too odd")
+    store.bury(_sealed(store), {1: "too odd", 3: "too odd"})
 
     assert _sealed(store).batch_id == "batch.r"
     assert _drain(store) == [[0, 2, 4], [5]]
@@ -144,7 +144,7 @@ def test_buried_items_leave_the_rest_of_the_batch_in_its_place(path: str, store:
 
 def test_letters_asked_back_are_sent_after_what_waits(path: str, store: LaneStore) -> None:
     store.seal(RUN, "batch", Taken(items=_items(0, 2)), [])
-    store.bury(_sealed(store), [0, 1], "odd")
+    store.bury(_sealed(store), {0: "odd", 1: "odd"})
     store.seal(RUN, "next", Taken(items=_items(2, 2)), [])
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("UPDATE dead_letters SET wanted = 'retry'")
@@ -158,7 +158,7 @@ def test_letters_asked_back_are_sent_after_what_waits(path: str, store: LaneStor
 
 def test_discarded_letters_are_gone_and_counted(path: str, store: LaneStore) -> None:
     store.seal(RUN, "batch", Taken(items=_items(0, 1)), [])
-    store.bury(_sealed(store), [0], "odd")
+    store.bury(_sealed(store), {0: "odd"})
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("UPDATE dead_letters SET wanted = 'discard'")
     db.close()
@@ -174,7 +174,7 @@ def test_dead_letters_are_bounded_and_the_oldest_go_first(
     monkeypatch.setattr("verl_shipper.lane_store.LETTERS_BYTES_MAX", 3000)
     for index in range(10):
         store.seal(RUN, f"b{index}", Taken(items=_items(10 * index, 10)), [])
-        store.bury(_sealed(store), range(10), "odd")
+        store.bury(_sealed(store), dict.fromkeys(range(10), "odd"))
 
     left, first, size = _row(path, "count(*), min(ordinal), sum(length(item))", "dead_letters")
     assert isinstance(size, int)
@@ -229,7 +229,7 @@ def test_a_transaction_that_fails_leaves_nothing_behind(store: LaneStore) -> Non
     sealed = _sealed(store)
 
     with pytest.raises(IndexError):
-        store.bury(sealed, [0, 9], "odd")
+        store.bury(sealed, {0: "odd", 9: "odd"})
 
     assert store.first_sealed(RUN) == sealed
     store.put_note(RUN, "key", 1)

@@ -2,6 +2,7 @@
 
     who speaks for a run      rank 0 of the job itself: its configuration, its end
     a table of generations    rectangular, cells plain, columns different; one key for each part and call
+    a large table             pieces; what fits into none is cut, visibly and counted
     a refusal                 reasons in one line, items by index
     what is left of a batch   the lane appends to the id of the batch that it takes apart
 
@@ -11,7 +12,7 @@ Must not know: any tracker. Never raises, but for ConfigError from `check_settin
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ from verl_shipper_spool.redact import redact
 
 GENERATIONS_KEY = "val/generations"
 REASONS_SHOWN = 3
+CHAR_BYTES_MAX = 12  # of a character in ASCII JSON: two halves of a UTF-16 pair
+CUT_MARK = "… [cut by verl-shipper]"
 SETTLE_S_MAX = 60.0
 
 
@@ -66,6 +69,27 @@ def table_of(body: Mapping[Any, Any], empty: Any) -> tuple[list[str], list[list[
     return list(_different(columns)), [row + [empty] * (width - len(row)) for row in rows]
 
 
+def pieces(
+    columns: Sequence[str], rows: Sequence[list[Any]], *, rows_max: int, bytes_max: int, head_bytes: int = 0
+) -> Iterator[tuple[int, list[list[Any]], int]]:
+    """A table in pieces that a tracker takes whole: first row, rows, and how many cells had to be cut to fit.
+
+    Sizes are those of JSON in ASCII; `head_bytes` is what a row costs besides its cells.
+    """
+    budget = bytes_max - len(json.dumps(columns)) - head_bytes
+    first, size, cut, piece = 0, 0, 0, list[list[Any]]()
+    for place, row in enumerate(rows):
+        fitting, cells_cut = _fitted(row, budget)
+        row_bytes = len(json.dumps(fitting)) + head_bytes
+        if piece and (len(piece) == rows_max or size + row_bytes > budget):
+            yield first, piece, cut
+            first, size, cut, piece = place, 0, 0, []
+        piece.append(fitting)
+        size += row_bytes
+        cut += cells_cut
+    yield first, piece, cut
+
+
 def text_of(text: Any) -> str:
     """A value that was logged as text."""
     return visible(text) if isinstance(text, str) else json.dumps(to_json(text))
@@ -85,7 +109,7 @@ def is_part(batch_id: str, of: str) -> bool:
 
 def rejected(refused: Mapping[int, str]) -> Reject:
     """The refusal of items, by index with their reasons."""
-    return Reject("; ".join(list(dict.fromkeys(refused.values()))[:REASONS_SHOWN]), sorted(refused))
+    return Reject("; ".join(list(dict.fromkeys(refused.values()))[:REASONS_SHOWN]), sorted(refused), dict(refused))
 
 
 def check_settings(name: str, settings: Mapping[str, Any], *, modes: Collection[str], url: str, variable: str) -> None:
@@ -111,6 +135,18 @@ def _cell(cell: Any, empty: Any) -> Any:
     if plain is None:
         return empty
     return plain if isinstance(plain, str | int | float) else json.dumps(plain, ensure_ascii=False)
+
+
+def _fitted(row: list[Any], bytes_max: int) -> tuple[list[Any], int]:
+    """A row that one piece can hold: its long texts are cut, visibly. How many were."""
+    if len(json.dumps(row)) <= bytes_max:
+        return row, 0
+    chars_max = max(bytes_max // (CHAR_BYTES_MAX * max(len(row), 1)) - len(CUT_MARK), 0)
+    fitting = [
+        cell[:chars_max] + CUT_MARK if isinstance(cell, str) and len(cell) > chars_max + len(CUT_MARK) else cell
+        for cell in row
+    ]
+    return fitting, sum(cell is not old for cell, old in zip(fitting, row, strict=True))
 
 
 def _different(names: list[str]) -> Iterator[str]:

@@ -10,8 +10,8 @@ demo: $(VENV)/demo.done
 	$(BIN)/verl-shipper demo --out demo-out
 
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest -m waits -n 4
-	$(BIN)/python -m pytest -m "not waits"
+	$(BIN)/python -m pytest -m "not alone" -n 4
+	$(BIN)/python -m pytest -m alone
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

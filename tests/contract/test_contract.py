@@ -41,7 +41,7 @@ from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome,
 from verl_shipper_spool.record import Record, RecordKind, Unsupported
 
 __all__ = ["empty_database", "own_environment"]  # fixtures
-pytestmark = [pytest.mark.waits, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("own_environment")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("own_environment")]
 
 OUTAGE_S = 60.0 if os.environ.get("VERL_SHIPPER_TEST_LONG") == "1" else 8.0
 CLOSE_S = 15.0  # a lane told to stop grants its uploads 3 s; the rest is a slow machine's

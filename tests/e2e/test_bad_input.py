@@ -16,6 +16,8 @@ from support.daemon import Daemon, shipper
 from support.site import Site
 from support.trainer import Ledger, counting_trainer
 
+pytestmark = pytest.mark.alone
+
 WORLD = 1
 USAGE = 2
 HELD = 3

@@ -18,6 +18,8 @@ from support.processes import wait_for
 from support.site import Site
 from support.trainer import Ledger, counting_trainer, write_script
 
+pytestmark = pytest.mark.alone
+
 TRAINER = """
 import math, os, signal, sys, time
 from verl_shipper_client import Client

@@ -21,6 +21,8 @@ from support.seeds import seeded
 from support.site import Site
 from support.trainer import Ledger, Trainer, counting_trainer
 
+pytestmark = pytest.mark.alone
+
 SETTLE_S = 120.0
 PACE_S = 0.005
 

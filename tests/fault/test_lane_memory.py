@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from support.daemon import Daemon
 from support.four_trackers import FourTrackers
 from support.processes import command_line, descendants, rss_bytes
 from support.site import Site
 from support.trainer import run_script
-
-pytestmark = pytest.mark.waits
 
 STEPS = 20_000 if os.environ.get("VERL_SHIPPER_TEST_LONG") else 4_000
 GROWTH_BYTES_MAX = 40_000_000  # measured: 1 MB in 100,000 rows; the helper breathes by 30

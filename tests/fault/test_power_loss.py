@@ -23,6 +23,8 @@ from support.site import Site
 from support.spools import segments
 from support.trainer import Ledger, counting_trainer
 
+pytestmark = pytest.mark.alone
+
 # The promise is one second; the margin is for a machine of two cores that also runs the trainer and the daemon.
 LOST_S_MAX = 1.0 + 1.5
 PACE_S = 0.001

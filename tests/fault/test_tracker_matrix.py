@@ -9,8 +9,6 @@ from support.matrix import FAULTS, TRACKERS, note, play
 from support.seeds import seeded
 from support.site import Site
 
-pytestmark = pytest.mark.waits
-
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", FAULTS)

@@ -15,6 +15,8 @@ from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import Ledger, Trainer, write_script
 
+pytestmark = pytest.mark.alone
+
 TRAINER = """
 import json, os, sys, time
 from verl_shipper_client import Client

@@ -6,10 +6,14 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from support import oracle
 from support.daemon import Daemon, shipper
 from support.site import Site
 from support.trainer import Ledger, counting_trainer, run_script
+
+pytestmark = pytest.mark.alone
 
 ALONE = """
 import time

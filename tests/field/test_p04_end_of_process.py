@@ -12,6 +12,8 @@ from support.daemon import Daemon
 from support.site import Site
 from support.trainer import run_script
 
+pytestmark = pytest.mark.alone
+
 FALL_OFF = """
 import sys, time
 from verl_shipper_client import Client

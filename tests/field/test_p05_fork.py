@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from support import oracle
 from support.daemon import Daemon
 from support.site import Site
 from support.trainer import run_script
+
+pytestmark = pytest.mark.alone
 
 # 20 repeats of: four fork workers that each log once and end normally, then the parent goes on.
 WORKERS = """

@@ -10,8 +10,6 @@ from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import run_script
 
-pytestmark = pytest.mark.waits
-
 TRAINER = r"""
 import sys
 from verl_shipper_client import Client

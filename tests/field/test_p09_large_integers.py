@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from support import oracle
 from support.daemon import shipper
 from support.four_trackers import FourTrackers
 from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import run_script
-
-pytestmark = pytest.mark.waits
 
 TRAINER = """
 import sys

@@ -16,8 +16,6 @@ from support.processes import rss_bytes, wait_for
 from support.site import Site
 from support.trainer import Trainer, run_script, write_script
 
-pytestmark = pytest.mark.waits
-
 TRAINER = """
 import json, os, sys, time
 from verl_shipper_client import Client

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from support import oracle
 from support.daemon import shipper
 from support.four_trackers import FourTrackers
 from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import run_script
-
-pytestmark = pytest.mark.waits
 
 TRAINER = """
 import json, sys

@@ -7,15 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support import oracle
 from support.four_trackers import FourTrackers
 from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import Trainer, run_script, write_script
-
-pytestmark = pytest.mark.waits
 
 TRAINER = """
 import json, sys, time

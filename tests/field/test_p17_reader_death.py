@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from support import oracle
 from support.daemon import Daemon
 from support.processes import wait_for
 from support.site import Site
 from support.trainer import Trainer, write_script
+
+pytestmark = pytest.mark.alone
 
 CLIENTS = 4
 RECORDS = 12_500  # of each client: 50,000 in all

@@ -15,6 +15,8 @@ from support.site import Site
 from support.trainer import Ledger, as_user, counting_trainer, run_script, usable_root
 from verl_shipper_spool.location import SOCKET_PATH_BYTES_MAX, short_socket_path, socket_address, spool_dir, state_dir
 
+pytestmark = pytest.mark.alone
+
 # Says whether the daemon took everything while the trainer lived: over the socket, as nothing else is that quick.
 TRAINER = """
 import json, sys

@@ -34,7 +34,7 @@ client.finish(exit_code=0, timeout_s=2)
 """
 RECORDS = 104
 
-pytestmark = pytest.mark.skipif(not usable_root(), reason="needs root to become other users")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not usable_root(), reason="needs root to become other users")]
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from support.site import Site
 from support.spools import clone_stream, flip_byte, frames, segments
 from support.trainer import run_script
 
+pytestmark = pytest.mark.alone
+
 FIRST = """
 import os
 from verl_shipper_client import Client

@@ -18,6 +18,8 @@ from support.site import Site
 from support.spools import build_stream, flip_byte, frames, segments
 from support.trainer import as_user, run_script, usable_root
 
+pytestmark = pytest.mark.alone
+
 RUNS = ("r1", "r2", "r3")
 SEGMENTS = 5
 PER_SEGMENT = 1000

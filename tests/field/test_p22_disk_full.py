@@ -18,6 +18,8 @@ from support.processes import wait_for
 from support.site import Site
 from support.trainer import Ledger, Trainer, counting_trainer, write_script
 
+pytestmark = pytest.mark.alone
+
 # Logs ~1 KiB records until the disk is full and for two seconds more, slowly until it gets a word, then 100 more.
 TRAINER = """
 import json, os, sys, time

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from support import oracle
 from support.daemon import Daemon
 from support.fault_http import FaultServer, Mode
 from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import Ledger, counting_trainer
+
+pytestmark = pytest.mark.alone
 
 RECORDS = 5000  # of each of the two runs
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from servers.faults import Fault, Rule
 from support import oracle
 from support.daemon import shipper
@@ -11,8 +9,6 @@ from support.four_trackers import FourTrackers
 from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.trainer import run_script
-
-pytestmark = pytest.mark.waits
 
 TRAINER = """
 import json, sys

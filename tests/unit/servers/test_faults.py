@@ -17,8 +17,6 @@ from servers.faults import Fault, Rule
 from servers.process import ServerProcess
 from support.processes import wait_for
 
-pytestmark = pytest.mark.waits
-
 ANSWER_S = 10.0
 
 

@@ -23,8 +23,6 @@ from servers.process import ServerProcess
 from support.processes import wait_for
 from support.wandb_reader import body, rows, run, table, tables
 
-pytestmark = pytest.mark.waits
-
 KEY = "a" * 40
 SDK_S_MAX = 60.0
 PRELUDE = """

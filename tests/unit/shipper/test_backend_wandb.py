@@ -15,8 +15,6 @@ from support.wandb_tracker import PROJECT, WandbTracker, finish, generations, st
 from verl_shipper.backends.base import Delivered, Reject
 from verl_shipper_spool.record import RecordKind
 
-pytestmark = pytest.mark.waits
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:

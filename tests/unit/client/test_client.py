@@ -256,7 +256,7 @@ def make_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         {"socket": "/x" * 200},
         {"socket": "tcp://host:notaport"},
     ],
-    ids=str,
+    ids=lambda arguments: repr(arguments).partition(" at 0x")[0],
 )
 def test_a_client_of_any_arguments_records_what_is_logged(
     make: MakeClient, spool: Path, arguments: dict[str, Any]

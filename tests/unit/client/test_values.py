@@ -193,7 +193,7 @@ def test_nan_stays_nan(road: Any, value: Any) -> None:
         (len, "builtins.builtin_function_or_method"),
         (np.datetime64("2026-01-01"), "numpy.datetime64"),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
 @pytest.mark.parametrize("road", [by_fast_road, by_slow_road])
 def test_what_is_no_number_becomes_a_marker_with_its_type_and_shape(road: Any, value: Any, text: str) -> None:

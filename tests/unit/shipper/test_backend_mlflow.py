@@ -162,7 +162,8 @@ def test_every_step_of_64_bits_arrives(tracker: TestTracker, step: int) -> None:
 def test_a_step_beyond_64_bits_is_refused_alone(tracker: TestTracker) -> None:
     outcome = tracker.opened().upload(batch(metrics(0), metrics(1, step=2**63), metrics(2)))
 
-    assert outcome == Reject(f"step {2**63} does not fit into 64 bits", [1])
+    reason = f"step {2**63} does not fit into 64 bits"
+    assert outcome == Reject(reason, [1], {1: reason})
     assert tracker.points("n") == [(0, 0.0), (2, 2.0)]
 
 

@@ -204,7 +204,8 @@ def test_a_server_that_takes_no_traces_refuses_spans_and_nothing_else(
 
     outcome = own.opened().upload(batch(metrics(0), *spans, metrics(3)))
 
-    assert outcome == Reject("this server takes no traces, MLflow 3.4 does", [1, 2])
+    reason = "this server takes no traces, MLflow 3.4 does"
+    assert outcome == Reject(reason, [1, 2], {1: reason, 2: reason})
     assert own.points("n") == [(0, 0.0), (3, 3.0)]
 
 

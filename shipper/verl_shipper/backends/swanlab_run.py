@@ -215,14 +215,14 @@ class SwanlabRun:
             self._end_child()
             silent = Retry(f"SwanLab did not take the end of {self._name}")
             raise RefusedError(_meaning(told["trouble"]) if told["trouble"] else silent)
-        self.close()
+        self.close(is_over=True)
 
-    def close(self) -> None:
-        """Let go of the run."""
+    def close(self, *, is_over: bool = False) -> None:
+        """Let go of the run; when it is over, of its lock file, too."""
         with self.mutex:
             self._end_child()
             if self._lock is not None:
-                self._lock.release()
+                self._lock.release(forget=is_over)
                 self._lock = None
 
     @property

@@ -125,7 +125,7 @@ class WandbBackend(Backend):
             return rejected(made.refused)
         try:
             if self._is_offline:
-                return self._keep(made)
+                return self._keep(batch.batch_id, made)
             run = self._open()
             with run.mutex:
                 self._open()  # it may have given way to another daemon just now
@@ -164,8 +164,10 @@ class WandbBackend(Backend):
                 self._run.open(rows_known=self.memory.get("rows") or 0, is_clean=not self.memory.get("in_flight"))
         return self._run
 
-    def _keep(self, made: Plan) -> Outcome:
+    def _keep(self, batch_id: str, made: Plan) -> Outcome:
         """Without a server: into the run's folder."""
+        if self.memory.get("offline_ended_with") == batch_id:
+            return Delivered(self._notes_of(made), made.ignored)  # its commit was lost; the folder is whole
         if made.config is not None:
             self.memory.put("config", made.config)
         if self._offline is None:
@@ -174,7 +176,7 @@ class WandbBackend(Backend):
         if made.rows or made.config is not None or finish is not None:
             self._offline.deliver(made.rows, self.memory.get("config") or {})
         if finish is not None:
-            self._offline.finish(finish)
+            self._offline.finish(finish, batch_id)
         return Delivered(self._notes_of(made), made.ignored)
 
     def _deliver(self, run: WandbRun, batch: Batch, made: Plan) -> Outcome:

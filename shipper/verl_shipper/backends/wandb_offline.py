@@ -46,14 +46,15 @@ class OfflineRun:
         else:
             self._write([[row.values, media_of(row)] for row in fresh], self._first + before)
 
-    def finish(self, exit_code: int) -> None:
-        """End the folder; what comes later makes another one."""
+    def finish(self, exit_code: int, batch_id: str) -> None:
+        """End the folder with this batch; what comes later makes another one."""
         self._call("finish", CALL_S, exit_code=exit_code)
         self.close()
         folder = self._memory.get("offline_folder")
         if folder:
             sync_tree(folder)
         log = self._open_log()
+        self._memory.put("offline_ended_with", batch_id)  # from here on its rows are the folder's, not the log's
         self._memory.put("offline_first", self._first + len(log.ids))
         self._memory.put("offline_folder", None)
         log.remove()

@@ -212,18 +212,18 @@ class WandbRun:
                 self.abandon()
                 raise RefusedError(Retry(f"wandb does not show the end of {self._name} yet"))
             time.sleep(COUNT_PAUSE_S)
-        self.close()
+        self.close(is_over=True)
 
     def abandon(self) -> None:
         """Throw the child away with whatever it still holds."""
         self._end_child()
 
-    def close(self) -> None:
-        """Let go of the run."""
+    def close(self, *, is_over: bool = False) -> None:
+        """Let go of the run; when it is over, of its lock file, too."""
         with self.mutex:
             self._end_child()
             if self._lock is not None:
-                self._lock.release()
+                self._lock.release(forget=is_over)
                 self._lock = None
 
     @property

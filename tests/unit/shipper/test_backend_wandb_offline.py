@@ -79,6 +79,14 @@ def test_the_folder_of_a_run_is_synced_to_the_very_same_run(wandb: WandbTracker)
     assert wandb_reader.tables(wandb.server, PROJECT, wandb.run.run_id, "val/generations")[0][1] == [["q", "a", 1]]
 
 
+def test_the_last_batch_again_makes_no_second_folder(wandb: WandbTracker) -> None:
+    sent = batch(start(), metrics(1), finish(2), run=wandb.run)
+    assert isinstance(offline(wandb).upload(sent), Delivered)  # its commit is lost
+    wandb.close()
+    wandb.deliver(offline(wandb), sent)
+    assert len(folders(wandb)) == 1
+
+
 @pytest.mark.parametrize("is_replayed", [False, True])
 def test_a_folder_torn_by_a_kill_is_written_anew(wandb: WandbTracker, is_replayed: bool) -> None:
     first = offline(wandb)

@@ -46,6 +46,7 @@ class Call:
     url: str  # of this server
     now_s: float
     before_s: float | None  # lines that came later are not shown yet
+    offers_questions: bool = True  # about a run's count, history and files
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def answer(call: Call, operation: str | None) -> dict[str, Any]:
     found = NAME.search(call.query)
     name = operation or (found.group(1) if found else "")
     operate = OPERATIONS.get(name)
-    if operate is None and RUN_QUESTION.search(call.query):
+    if operate is None and call.offers_questions and RUN_QUESTION.search(call.query):
         operate = _question
     if operate is None:
         raise RefusedError(400, f"unknown operation: {name or call.query[:80]!r}")

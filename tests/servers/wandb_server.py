@@ -5,7 +5,8 @@
     PUT  /storage/…                                    bodies of files, at URLs that /graphql handed out
 
 Options: `api_key` (None: any), `entity` (of whoever logs in), `lag_s` (how long new lines stay out of counts, history
-and resume information). A wrong key meets 401 everywhere, but a storage URL is its own permission, as at the vendor's.
+and resume information), `offers_questions` (False: only what the SDK asks is answered, as an old server would). A wrong
+key meets 401 everywhere, but a storage URL is its own permission, as at the vendor's.
 Bodies lie below `folder/storage`, each complete before the journal names it. Must not know: what our product sends.
 """
 
@@ -37,7 +38,7 @@ class WandbServer(TrackerServer):
 
     @classmethod
     def defaults(cls) -> Mapping[str, Any]:
-        return {"api_key": None, "entity": "tester", "lag_s": 0.0}
+        return {"api_key": None, "entity": "tester", "lag_s": 0.0, "offers_questions": True}
 
     def apply(self, change: dict[str, Any]) -> None:
         self.store.apply(change)
@@ -87,6 +88,7 @@ class WandbServer(TrackerServer):
             url=f"{request.scheme}://{request.host}",
             now_s=now_s,
             before_s=now_s - self.options["lag_s"] if self.options["lag_s"] else None,
+            offers_questions=self.options["offers_questions"],
         )
         return web.json_response({"data": answer(call, sent.get("operationName"))})
 

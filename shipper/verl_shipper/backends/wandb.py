@@ -42,7 +42,7 @@ from verl_shipper.backends.base import (
 from verl_shipper.backends.sdk.http import Http, RefusedError
 from verl_shipper.backends.sdk.parts import check_settings, exit_code_of, is_part, rejected
 from verl_shipper.backends.secrets import find_key
-from verl_shipper.backends.wandb_api import WandbApi
+from verl_shipper.backends.wandb_api import NotOfferedError, WandbApi
 from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
 from verl_shipper.backends.wandb_run import Sent, WandbRun
@@ -142,7 +142,11 @@ class WandbBackend(Backend):
         if self._run is None or self.memory.get("rows") is not None:
             return {}  # a new stream: nothing of it is there
         ordinals: dict[str, int] = {}
-        for row_id in self._run.rows_there(0):
+        try:
+            rows = self._run.rows_there(0)
+        except NotOfferedError:
+            return {}
+        for row_id in rows:
             stream_id, _, ordinal = row_id.rpartition(":")
             if ordinal.isdecimal():
                 ordinals[stream_id] = max(int(ordinal) + 1, ordinals.get(stream_id, 0))
@@ -203,7 +207,7 @@ class WandbBackend(Backend):
         """Give the child those rows of the batch that the server does not have."""
         in_flight = self._in_flight()
         first = next((first for key, first in in_flight.items() if is_part(batch.batch_id, key)), None)
-        there = run.rows_there(first) if first is not None and made.rows else {}
+        there = self._there(run, first, made) if first is not None and made.rows else {}
         self._planned = [row for row in made.rows if row.row_id not in there]
         if first is None and made.rows:
             self.memory.put("in_flight", {**in_flight, batch.batch_id: run.lines})
@@ -215,6 +219,13 @@ class WandbBackend(Backend):
         if late:
             self._sent.files |= run.attach(late)
         self._batch_id = batch.batch_id
+
+    def _there(self, run: WandbRun, first: int, made: Plan) -> dict[str, int]:
+        """Which rows of the batch the server has, with their numbers."""
+        try:
+            return run.rows_there(first)
+        except NotOfferedError:  # then its count has to do: rows went there in this order, from `first` on
+            return {row.row_id: first + place for place, row in enumerate(made.rows[: max(run.lines - first, 0)])}
 
     def _notes_of(self, made: Plan) -> dict[str, Any]:
         """What is to be remembered of a plan: last steps, and names for `status`."""

@@ -5,6 +5,9 @@
     files      names and sizes of the run's files; one that is announced but not uploaded has no size
     state      running, finished, failed, crashed
 
+A server that does not offer these (an old or a compatible one) is asked what the SDK itself asks before it resumes a
+run; it has the count, but neither history nor files nor state.
+
 Source of the fields: wandb 0.31, apis/public/runs.py and files.py.
 Must not know: the SDK, batches. On failure: RefusedError.
 """
@@ -31,6 +34,10 @@ HISTORY = """query ShipperHistory($project: String!, $entity: String, $run: Stri
   project(name: $project, entityName: $entity) { run(name: $run) {
     history(minStep: $minStep, maxStep: $maxStep, samples: $samples) } }
 }"""
+RESUME = """query RunResumeStatus($project: String, $entity: String, $name: String!) {
+  model(name: $project, entityName: $entity) {
+    id name entity { id name } bucket(name: $name, missingOk: true) { id name historyLineCount } }
+}"""
 FILES = """query ShipperFiles($project: String!, $entity: String, $run: String!, $names: [String], $first: Int) {
   project(name: $project, entityName: $entity) { run(name: $run) {
     files(names: $names, first: $first) { edges { node { name sizeBytes } } } } }
@@ -48,10 +55,14 @@ class RunAddress:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What the server says of a run."""
+    """What the server says of a run; `state` is empty when it does not tell."""
 
     lines: int
     state: str
+
+
+class NotOfferedError(Exception):
+    """The server does not know the question."""
 
 
 class WandbApi:
@@ -61,6 +72,7 @@ class WandbApi:
         self._http = http
         self._key = key
         self._hint = f"the key is from {who}; put a valid one there"
+        self._offers = dict.fromkeys((RUN, HISTORY, FILES), True)
 
     def entity(self) -> str:
         """The account or team that the key writes to when nobody says otherwise."""
@@ -74,13 +86,24 @@ class WandbApi:
 
     def run(self, address: RunAddress) -> RunState | None:
         """The run as the server shows it now; None when there is none."""
-        run = self._run(RUN, address, {})
+        try:
+            run = self._run(RUN, address, {})
+        except NotOfferedError:
+            return self._resumable(address)
         if run is None:
             return None
         return RunState(int(run.get("historyLineCount") or 0), str(run.get("state") or ""))
 
+    def _resumable(self, address: RunAddress) -> RunState | None:
+        """The same in the SDK's own words."""
+        where = {"entity": address.entity, "project": address.project, "name": address.run_id}
+        model = self._ask(RESUME, where).get("model")
+        bucket = model.get("bucket") if isinstance(model, dict) else None
+        return RunState(int(bucket.get("historyLineCount") or 0), "") if isinstance(bucket, dict) else None
+
     def history(self, address: RunAddress, start: int, end: int) -> Iterator[dict[str, Any]]:
-        """Rows `start` .. `end - 1`. Raises RefusedError (Retry) when the server does not show all of them yet."""
+        """Rows `start` .. `end - 1`. Raises RefusedError (Retry) when the server does not show all of them yet, and
+        NotOfferedError when it shows none."""
         while start < end:
             page_end = min(start + PAGE_ROWS, end)
             page = {"minStep": start, "maxStep": page_end, "samples": PAGE_ROWS}
@@ -91,12 +114,15 @@ class WandbApi:
             start = page_end
 
     def uploaded(self, address: RunAddress, names: Iterable[str]) -> set[str]:
-        """Those of `names` that the server has with their content."""
+        """Those of `names` that the server has with their content; all, when it does not tell."""
         wanted = list(names)
         found: set[str] = set()
         for start in range(0, len(wanted), FILES_PER_QUESTION):
             part = wanted[start : start + FILES_PER_QUESTION]
-            run = self._run(FILES, address, {"names": part, "first": len(part)}) or {}
+            try:
+                run = self._run(FILES, address, {"names": part, "first": len(part)}) or {}
+            except NotOfferedError:
+                return set(wanted)
             nodes = [edge.get("node") or {} for edge in (run.get("files") or {}).get("edges") or []]
             found.update(str(node["name"]) for node in nodes if int(node.get("sizeBytes") or 0) > 0)
         return found.intersection(wanted)
@@ -105,8 +131,17 @@ class WandbApi:
         self._http.close()
 
     def _run(self, query: str, address: RunAddress, more: dict[str, Any]) -> dict[str, Any] | None:
+        if not self._offers[query]:
+            raise NotOfferedError
         where = {"entity": address.entity, "project": address.project, "run": address.run_id}
-        project = self._ask(query, {**where, **more}).get("project")
+        try:
+            project = self._ask(query, {**where, **more}).get("project")
+        except RefusedError as refused:
+            if refused.status != 400:
+                raise
+            self._resumable(address)  # it answers questions, so it is this one that it does not know
+            self._offers[query] = False
+            raise NotOfferedError from refused
         run = project.get("run") if isinstance(project, dict) else None
         return run if isinstance(run, dict) else None
 
@@ -115,5 +150,6 @@ class WandbApi:
         answer = self._http.ask("POST", "/graphql", key_hint=self._hint, json=content, auth=("api", self._key))
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict) or answer.get("errors"):
-            raise RefusedError(Retry(f"wandb answered a question with {json.dumps(answer)[:200]}"))
+            # A GraphQL server says so in a 200 when it does not know a field.
+            raise RefusedError(Retry(f"wandb answered a question with {json.dumps(answer)[:200]}"), 400)
         return data

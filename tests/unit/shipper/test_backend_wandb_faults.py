@@ -127,6 +127,22 @@ def test_a_refused_key_parks_until_the_file_holds_another(wandb: WandbTracker) -
     wandb.assert_clean()
 
 
+def test_a_server_that_answers_only_what_the_sdk_asks_will_do(wandb: WandbTracker) -> None:
+    wandb.server.options(offers_questions=False)
+    first = wandb.backend()
+    wandb.deliver(first, batch(start(lr=1), *rows(0, 5), run=wandb.run))
+    sent = batch(*rows(5), generations(900, [["q", "a", 1]], step=3), run=wandb.run)
+    assert isinstance(first.upload(sent), Delivered)  # its commit is lost
+    first.close()
+    second = wandb.backend()
+    wandb.deliver(second, sent)
+    wandb.deliver(second, batch(finish(901), run=wandb.run))
+    assert wandb.values("n") == [(n, n) for n in range(5 + ROWS)]
+    assert len(wandb.rows()) == 6 + ROWS
+    assert wandb.at_server()["state"] == "finished"
+    wandb.assert_clean()
+
+
 def test_two_daemons_write_one_run_in_turns(server: ServerProcess, tmp_path: Path) -> None:
     sides = [WandbTracker(server, tmp_path / name, run_id="shared") for name in ("a", "b")]
     for side in sides:

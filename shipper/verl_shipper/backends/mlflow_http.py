@@ -117,6 +117,8 @@ def prepare_environment(timeout_s: float, artifact_location: str | None) -> None
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    if os.environ.get("SSL_CERT_FILE"):
+        os.environ.setdefault("REQUESTS_CA_BUNDLE", os.environ["SSL_CERT_FILE"])  # the one that `requests` reads
     if artifact_location is not None:
         # Otherwise a new database gives its default experiment a folder below our working directory.
         os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", artifact_location)

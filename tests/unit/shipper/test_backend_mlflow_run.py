@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,12 @@ def test_any_project_and_experiment_name_is_taken(tracker: TestTracker, name: st
         backend = MlflowBackend(hostile, {"tracking_uri": tracker.uri}, FakeMemory())
         assert backend.open() is None
         delivered(backend, batch(metrics(0), run=hostile))
+
+
+def test_an_authority_given_for_all_counts_for_mlflow_too(
+    own_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/some/ca.pem")
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    prepare_environment(5, None)
+    assert os.environ["REQUESTS_CA_BUNDLE"] == "/some/ca.pem"

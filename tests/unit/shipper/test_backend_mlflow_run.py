@@ -14,6 +14,7 @@ from support.batches import batch, metrics
 from support.memory import FakeMemory
 from support.mlflow_trackers import TestTracker, delivered, empty_database, origin, own_environment, tracker
 from verl_shipper.backends.base import Park, Retry
+from verl_shipper.backends.mlflow_http import prepare_environment
 
 __all__ = ["empty_database", "origin", "own_environment", "tracker"]  # fixtures
 pytestmark = pytest.mark.filterwarnings("ignore")

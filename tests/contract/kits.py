@@ -35,6 +35,7 @@ from servers.process import ServerProcess
 from support import swanlab_reader, wandb_reader
 from support.batches import run_info
 from support.fault_http import FaultServer, Mode
+from support.four_trackers import MlflowRest
 from support.mlflow_trackers import TestTracker, _dispose
 from verl_shipper.backends import known_names
 from verl_shipper.backends.base import RunInfo
@@ -220,6 +221,12 @@ class MlflowServerKit(MlflowKit):
     @property
     def settings(self) -> dict[str, Any]:
         return {"tracking_uri": self._way.url, "timeout_s": 4, "lock_dir": str(self.folder / "locks")}
+
+    def points(self, run: RunInfo) -> list[Point]:
+        """By REST: the SDK in this process has the backend's own short time limit."""
+        rest = MlflowRest(self.uri, run.project)
+        (found,) = rest.runs()
+        return [(key, *point) for key in found["metrics"] for point in rest.points(run.run_id, key)]
 
     def gone(self) -> None:
         self._way.mode = Mode.RESET

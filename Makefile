@@ -10,7 +10,7 @@ demo: $(VENV)/demo.done
 	$(BIN)/verl-shipper demo --out demo-out
 
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest -m "not alone" -n 6 --dist worksteal
+	$(BIN)/python -m pytest -m "not alone" -n 4 --dist worksteal
 	$(BIN)/python -m pytest -m alone
 
 lint: $(VENV)/test.done

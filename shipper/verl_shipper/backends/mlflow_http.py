@@ -10,7 +10,6 @@ Must not know: records, batches. On failure: RefusedError.
 
 from __future__ import annotations
 
-import email.utils
 import logging
 import os
 import threading
@@ -22,12 +21,12 @@ from urllib.parse import urlsplit
 from verl_shipper.backends.base import Reject, Retry
 from verl_shipper.backends.mlflow_outcome import Answer, RefusedError, classify, code_of
 from verl_shipper.backends.mlflow_spans import request_of
+from verl_shipper.backends.sdk.http import retry_after_s
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_S = 15.0
-RETRY_AFTER_S_MAX = 3600.0
 OTLP_PATH = "/v1/traces"
 NO_SUCH_PLACE = frozenset({404, 405, 501})
 
@@ -153,20 +152,6 @@ def watch_answers() -> None:
 
 def note_answer(response: Any, *_args: object, **_kwargs: object) -> None:
     _seen.answer = Answer(response.status_code, retry_after_s(response.headers.get("Retry-After"), time.time()))
-
-
-def retry_after_s(header: str | None, now_s: float) -> float | None:
-    """Seconds that a Retry-After header asks for: it holds a number or a date."""
-    if not header:
-        return None
-    try:
-        wait_s = float(header)
-    except ValueError:
-        try:
-            wait_s = email.utils.parsedate_to_datetime(header).timestamp() - now_s
-        except (TypeError, ValueError):
-            return None
-    return min(max(wait_s, 0.0), RETRY_AFTER_S_MAX) if wait_s == wait_s else None  # noqa: PLR0124 - NaN
 
 
 def database_path(uri: str) -> str | None:

@@ -22,7 +22,7 @@ from typing import Any, final
 from verl_shipper.backends.base import Retry
 from verl_shipper.backends.sdk.child import Child, ChildError
 from verl_shipper.backends.sdk.http import RefusedError
-from verl_shipper.backends.sdk.row_log import RowLog
+from verl_shipper.backends.sdk.row_log import RowLog, sync_tree
 from verl_shipper.backends.sdk.run_lock import RunLock
 from verl_shipper.backends.swanlab_points import Row
 from verl_shipper.backends.swanlab_run import CALL_S, INIT_S, LOCK_WAIT_S, ROWS_PER_CALL, Wish, media_of
@@ -90,7 +90,7 @@ class SwanlabFolder:
             self._end_child()
             raise RefusedError(Retry(f"SwanLab's process did not finish its folder: {error}")) from error
         self._end_child()
-        _sync(self.folder)
+        sync_tree(self.folder)
 
     def drop_rows(self) -> None:
         """The folder is known to be whole: its row log is not needed any more."""
@@ -164,14 +164,3 @@ class SwanlabFolder:
             self._child.end()
             self._child = None
             self._config = None
-
-
-def _sync(folder: str) -> None:
-    """Have everything in a folder on the disk."""
-    for place, _, names in os.walk(folder):
-        for path in [place, *(os.path.join(place, name) for name in names)]:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)

@@ -26,6 +26,7 @@ from verl_shipper.backends.sdk.child import Child, ChildError
 from verl_shipper.backends.sdk.http import RefusedError
 from verl_shipper.backends.sdk.parts import content_chars
 from verl_shipper.backends.sdk.run_lock import Note, RunLock
+from verl_shipper.backends.sdk.settle import settled
 from verl_shipper.backends.swanlab_api import RunAddress, RunState, SwanlabApi
 from verl_shipper.backends.swanlab_points import Row
 
@@ -235,13 +236,11 @@ class SwanlabRun:
 
     def _settled(self, found: RunState) -> RunState:
         """A summary that has stood still for `settle_s`. Raises RefusedError when it does not."""
-        deadline_s = time.monotonic() + 3 * self._wish.settle_s + 5
-        while time.monotonic() < deadline_s:
-            time.sleep(self._wish.settle_s)
-            again = self._api.run(self._wish.address)
-            if again is not None and again.tops == found.tops:
-                return again
-            found = again or found
+        rested = settled(
+            found, lambda: self._api.run(self._wish.address), lambda state: state.tops, self._wish.settle_s
+        )
+        if rested is not None:
+            return rested
         raise RefusedError(Retry(f"the summary of {self._name} does not come to rest"))
 
     def _call(self, op: str, timeout_s: float, **arguments: Any) -> Any:

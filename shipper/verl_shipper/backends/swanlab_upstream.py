@@ -83,7 +83,7 @@ class Upstream:
         if status in (401, 403):
             self._ledger.trouble("key", f"key refused: {reason}")
         elif status in (408, 425, 429):
-            after_s = retry_after_s(answer.headers.get("Retry-After"))
+            after_s = retry_after_s(answer.headers.get("Retry-After"), time.time())
             self._ledger.trouble("rate", reason, PAUSE_S if after_s is None else after_s)
         elif status >= 500:
             if is_data:

@@ -17,7 +17,7 @@ from typing import Any
 from verl_shipper.backends.base import Memory, Retry
 from verl_shipper.backends.sdk.child import Child, ChildError
 from verl_shipper.backends.sdk.http import RefusedError
-from verl_shipper.backends.sdk.row_log import RowLog
+from verl_shipper.backends.sdk.row_log import RowLog, sync_tree
 from verl_shipper.backends.wandb_rows import STEP_KEY, Row, media_of
 from verl_shipper.backends.wandb_run import CALL_S, INIT_S, ROWS_PER_CALL, Wish
 
@@ -127,17 +127,3 @@ class OfflineRun:
         except ChildError as error:
             self._child.end()
             raise RefusedError(Retry(f"wandb, {op}: {error.kind}: {error}")) from error
-
-
-def sync_tree(folder: str) -> None:
-    """Every file below `folder`, and the folders, onto the disk."""
-    for path, _, names in os.walk(folder, topdown=False):
-        for name in [*names, "."]:
-            full = os.path.join(path, name)
-            if os.path.islink(full):
-                continue
-            fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)

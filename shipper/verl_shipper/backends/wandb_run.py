@@ -27,6 +27,7 @@ from verl_shipper.backends.sdk.child import Child, ChildError
 from verl_shipper.backends.sdk.http import RefusedError
 from verl_shipper.backends.sdk.parts import content_chars
 from verl_shipper.backends.sdk.run_lock import Note, RunLock
+from verl_shipper.backends.sdk.settle import settled
 from verl_shipper.backends.wandb_api import RunAddress, RunState, WandbApi
 from verl_shipper.backends.wandb_rows import ID_KEY, STEP_KEY, Row, media_of
 
@@ -85,10 +86,6 @@ class WandbRun:
         self._must_settle = False
         self._rows_of_child = 0
         self._media_of_child_bytes = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self._lock is not None
 
     @property
     def is_writing(self) -> bool:
@@ -232,13 +229,11 @@ class WandbRun:
 
     def _settled(self, found: RunState) -> RunState:
         """A count that has stood still for `settle_s`. Raises RefusedError when it does not."""
-        deadline_s = time.monotonic() + 3 * self._wish.settle_s + 5
-        while time.monotonic() < deadline_s:
-            time.sleep(self._wish.settle_s)
-            again = self._api.run(self._wish.address)
-            if again is not None and again.lines == found.lines:
-                return again
-            found = again or found
+        rested = settled(
+            found, lambda: self._api.run(self._wish.address), lambda state: state.lines, self._wish.settle_s
+        )
+        if rested is not None:
+            return rested
         raise RefusedError(Retry(f"the count of rows of {self._name} does not come to rest"))
 
     def _call(self, op: str, timeout_s: float, **arguments: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from verl_shipper.backends.base import Outcome, Park, Reject, Retry
-from verl_shipper.backends.mlflow_http import retry_after_s
 from verl_shipper.backends.mlflow_outcome import Answer, RefusedError, classify
 from verl_shipper.backends.mlflow_plan import deliver
+from verl_shipper.backends.sdk.http import retry_after_s
 
 
 class FakeMlflowError(Exception):

@@ -14,7 +14,9 @@ it, unless a proxy is given. Must not know: which tracker. On failure: RefusedEr
 
 from __future__ import annotations
 
+import email.utils
 import os
+import time
 from typing import Any
 
 from verl_shipper.backends.base import Outcome, Park, Retry
@@ -22,6 +24,7 @@ from verl_shipper_spool.redact import scrub
 
 TIMEOUT_S = 15.0
 REASON_CHARS_MAX = 300
+RETRY_AFTER_S_MAX = 3600.0
 
 
 class RefusedError(Exception):
@@ -76,16 +79,25 @@ class Http:
         if status in (401, 403):
             return Park(f"key refused ({status}) by {self.base_url}; {key_hint}")
         if status in (408, 425, 429) or status >= 500:
-            return Retry(f"{self.base_url} answered {status}: {said}", retry_after_s(answer.headers.get("Retry-After")))
+            return Retry(
+                f"{self.base_url} answered {status}: {said}",
+                retry_after_s(answer.headers.get("Retry-After"), time.time()),
+            )
         return Park(f"{self.base_url} answered {status}, is it the right server? {said}")
 
 
-def retry_after_s(header: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for; None for none and for a date."""
-    try:
-        return max(float(header), 0.0) if header is not None else None
-    except ValueError:
+def retry_after_s(header: str | None, now_s: float) -> float | None:
+    """Seconds that a Retry-After header asks for: it holds a number or a date."""
+    if not header:
         return None
+    try:
+        wait_s = float(header)
+    except ValueError:
+        try:
+            wait_s = email.utils.parsedate_to_datetime(header).timestamp() - now_s
+        except (TypeError, ValueError):
+            return None
+    return min(max(wait_s, 0.0), RETRY_AFTER_S_MAX) if wait_s == wait_s else None  # noqa: PLR0124 - NaN
 
 
 def _line(error: BaseException) -> str:

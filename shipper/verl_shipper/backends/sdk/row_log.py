@@ -86,3 +86,17 @@ class RowLog:
                 row_id, value = msgpack.unpackb(payload, strict_map_key=False)
                 end += HEAD.size + length
                 yield row_id, value, end
+
+
+def sync_tree(folder: str) -> None:
+    """Every file below `folder`, and the folders, onto the disk."""
+    for path, _, names in os.walk(folder, topdown=False):
+        for name in [*names, "."]:
+            full = os.path.join(path, name)
+            if os.path.islink(full):
+                continue
+            fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)

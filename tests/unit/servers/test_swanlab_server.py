@@ -19,8 +19,6 @@ from servers.faults import Fault, Rule
 from servers.process import ServerProcess
 from support.swanlab_reader import API_KEY, environment, media, points, run_state
 
-pytest.importorskip("swanlab")
-
 SDK_S_MAX = 60
 RUN = "abcdefghijk0123456789"
 

@@ -25,8 +25,6 @@ from verl_shipper.backends.swanlab import SwanlabBackend, cuid
 from verl_shipper.errors import ConfigError
 from verl_shipper_spool.record import RecordKind
 
-pytest.importorskip("swanlab")
-
 TABLE = {"columns": ["input", "output", "score"], "rows": [["q", "ä😀", 1.0], ["q2", None, 0]], "part": 0, "parts": 1}
 
 

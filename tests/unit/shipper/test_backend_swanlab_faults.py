@@ -22,8 +22,6 @@ from verl_shipper.backends.base import Batch, Delivered, Outcome, Park, Reject, 
 from verl_shipper.backends.swanlab import SwanlabBackend
 from verl_shipper_spool.record import RecordKind
 
-pytest.importorskip("swanlab")
-
 METRICS = "POST /api/house/metrics$"
 ROWS = 40
 

@@ -193,6 +193,10 @@ class Client:
                     self._complete = sender.drain(timeout_s)
                 finally:
                     sender.stop()
+            with self._lock:
+                if self._sender is None:  # else somebody logs on
+                    for writer in self._writers():
+                        writer.close()
             return self._complete
         except Exception as error:  # noqa: BLE001 - promise 1
             self._failed("finish", error)

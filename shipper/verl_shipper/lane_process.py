@@ -119,8 +119,9 @@ def _turn(lane: Lane, beat_fd: int) -> None:
 
 
 def _told_to_stop(wait_s: float) -> bool:
-    ready, _, _ = select.select([sys.stdin], [], [], wait_s)
-    return bool(ready)  # "stop" and end of file mean the same
+    poll = select.poll()
+    poll.register(sys.stdin, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))  # "stop" and end of file mean the same
 
 
 def _beat(fd: int) -> None:

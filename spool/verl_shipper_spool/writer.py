@@ -213,11 +213,13 @@ class StreamWriter:
         """Close files; the stream stays as it is. An append afterwards goes on in a new segment."""
         if self._in_doubt:
             self._settle()
+        self._roll_at = 0  # before the descriptor goes: a signal handler that logs right now opens its own
         fd, self._fd = self._fd, -1
+        self._roll_at = 0
         if fd >= 0:
             self._files.close(fd)
-        self._roll_at = 0
         self._journal.close()
+        self._opened = False
 
     def abandon(self) -> None:
         """In a fork child: let go of the parent's descriptors without touching its files."""

@@ -367,6 +367,17 @@ def test_finish_twice_records_one_end(make: MakeClient, spool: Path) -> None:
     assert bodies(spool, RecordKind.RUN_FINISH) == [{"exit_code": 3, "reason": "finish"}]
 
 
+def test_a_finished_client_holds_no_files(make: MakeClient, spool: Path) -> None:
+    for _ in range(3):
+        made = make()
+        made.log({"loss": 1.0}, step=1)
+        made.log_generations([("a", "b", 1.0)], step=1)
+        made.finish(timeout_s=0.0)
+
+    links = [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+    assert [target for link in links if link.is_symlink() and str(spool) in (target := os.readlink(link))] == []
+
+
 def test_records_logged_after_finish_are_kept(make: MakeClient, spool: Path) -> None:
     made = make()
     made.finish(timeout_s=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import sys
@@ -20,6 +21,15 @@ from verl_shipper_spool.writer import StreamWriter
 
 METRICS = "metrics"
 Handler = Callable[[int, FrameType | None], object]
+
+
+@pytest.fixture(autouse=True)
+def _close_what_was_interrupted(tmp_path: Path) -> Iterator[None]:
+    """A handler that raises between an open and its assignment leaves a descriptor that nobody knows."""
+    yield
+    for link in [Path("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]:
+        if link.is_symlink() and os.readlink(link).startswith(f"{tmp_path}/"):
+            os.close(int(link.name))
 
 
 class Interrupting(FaultyFiles):

@@ -131,7 +131,7 @@ class Child:
     def _write(self, content: bytes, deadline_s: float, op: str) -> None:
         view = memoryview(content)
         while view:
-            _, writable, _ = select.select([], [self._requests_fd], [], _left(deadline_s, op))
+            writable = _wait(self._requests_fd, select.POLLOUT, _left(deadline_s, op))
             try:
                 view = view[os.write(self._requests_fd, view) :] if writable else view
             except BlockingIOError:
@@ -143,12 +143,18 @@ class Child:
         while True:
             for answer in self._unpacker:
                 return dict(answer)
-            readable, _, _ = select.select([self._answers_fd], [], [], _left(deadline_s, op))
-            if readable:
+            if _wait(self._answers_fd, select.POLLIN, _left(deadline_s, op)):
                 chunk = os.read(self._answers_fd, READ_BYTES)
                 if not chunk:
                     raise self._gone()
                 self._unpacker.feed(chunk)
+
+
+def _wait(fd: int, events: int, timeout_s: float) -> bool:
+    """Whether `fd` became ready, or broke, in time. Poll, since select refuses descriptors above 1023."""
+    poll = select.poll()
+    poll.register(fd, events)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _left(deadline_s: float, op: str) -> float:

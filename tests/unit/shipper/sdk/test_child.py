@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -29,6 +30,20 @@ def child(tmp_path: Path) -> Iterator[Child]:
 def test_what_is_asked_is_answered_in_any_size(child: Child) -> None:
     for value in (None, 1.5, {"a": [1, "ä😀"]}, "x" * 5_000_000, b"\0" * 3_000_000):
         assert child.call("echo", 20, value=value) == value
+
+
+def test_a_process_with_many_open_files_is_served_too(tmp_path: Path) -> None:
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    child = Child(MODULE, folder=str(tmp_path), environment=ENVIRONMENT)
+    try:
+        assert child.call("echo", 20, value="x" * 500_000) == "x" * 500_000
+    finally:
+        child.end()
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def test_what_the_package_raises_is_an_answer_and_the_process_goes_on(child: Child) -> None:

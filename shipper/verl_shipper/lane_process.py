@@ -17,7 +17,7 @@ import signal
 import sqlite3
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from verl_shipper.backends import load_backend
@@ -46,6 +46,12 @@ class LaneOrder:
     spool_dir: str
     beat_fd: int
     log_level: str
+    sampling: dict[str, Any] = field(default_factory=dict)  # what an operator chose, see policy/sampling.py
+    run_may_choose: list[str] = field(default_factory=list)  # what a run's own configuration may add to it
+    backends: list[str] = field(default_factory=list)  # all lanes of this daemon
+    project: str | None = None  # names for runs that have none
+    experiment: str | None = None
+    release_idle_s: float | None = None  # the last step of a silent run is let go after so long (None: at its end)
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self), default=str).encode() + b"\n"

@@ -1,6 +1,7 @@
 """A lane: one backend's road through the node spool. The only file that knows the order of the stages.
 
-    cursor → decode → batch → OUTBOX (durable) → upload → outcome → commit
+    cursor → decode → sampling → batch → OUTBOX (durable) → upload → outcome → commit
+    (the first three: lane_intake.py)
 
 Each run has its own batch in flight, backoff and park, so one broken run delays no other. Uploads run in threads, at
 most `runs_at_once_max` together; everything else happens in the lane's one loop. When a lane's state was lost it asks
@@ -12,7 +13,6 @@ the process ends itself (HungUploadError) and is started again by the supervisor
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
@@ -22,16 +22,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Reject, Retry, RunInfo
-from verl_shipper.lane_run import LOOK_S_MAX, LOOK_S_MIN, RunLane, StoreMemory, Stream, close_backend, outcome_of
-from verl_shipper.lane_store import Cursor, LaneStore, Sealed, Taken
-from verl_shipper.node_stream import RECLAIMED_NAME, SEALED_NAME
+from verl_shipper.backends.base import Backend, Batch, Delivered, Outcome, Park, Reject, Retry, RunInfo
+from verl_shipper.lane_intake import Intake, Order
+from verl_shipper.lane_run import LOOK_S_MAX, LOOK_S_MIN, RunLane, StoreMemory, close_backend, outcome_of
+from verl_shipper.lane_store import Cursor, LaneStore, Sealed
+from verl_shipper.lane_stream import Stream
 from verl_shipper.policy.backoff import PARK_S, delay_s, wish_s
 from verl_shipper.policy.delivery import TRANSITIONS, Step, halves
 from verl_shipper_spool.errors import CorruptionError
-from verl_shipper_spool.header import HEADER_NAME, SCALARS, decode_header
-from verl_shipper_spool.reader import MISSING, Frame, Gap, StreamReader
-from verl_shipper_spool.record import decode_record
+from verl_shipper_spool.header import HEADER_NAME, decode_header
+from verl_shipper_spool.reader import StreamReader
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,14 @@ class Lane:
         settings: Mapping[str, Any],
         spool_dir: str,
         store: LaneStore,
+        order: Order | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.runs: dict[str, RunLane] = {}
         self._backend_class = backend_class
         self._limits = backend_class.limits
         self._settings = settings
+        self._order = order or Order(backend_class.name)
         self._spool_dir = spool_dir
         self._store = store
         self._jitter = jitter
@@ -119,7 +121,7 @@ class Lane:
             close_backend(self.runs.pop(run_id))
 
     def _is_over(self, run: RunLane) -> bool:
-        return not run.streams and run.future is None and not run.has_outbox
+        return not run.intake.streams and run.future is None and not run.has_outbox
 
     def _revive(self, run_id: str) -> None:
         """A run whose streams are reclaimed has work again: a dead letter is to be sent once more."""
@@ -128,7 +130,8 @@ class Lane:
             self.runs[run_id] = self._new_run(RunInfo(run_id, *note))
 
     def _new_run(self, info: RunInfo) -> RunLane:
-        run = RunLane(info, self._backend_class(info, self._settings, StoreMemory(self._store, info.run_id)))
+        backend = self._backend_class(info, self._settings, StoreMemory(self._store, info.run_id))
+        run = RunLane(info, backend, Intake(info.run_id, self._order, self._limits, self._store))
         run.hangs = self._store.get_note(info.run_id, HANGS_NOTE) or 0
         if run.hangs:
             run.due_s = self._now_s + HANG_PAUSE_S * min(run.hangs, 10)
@@ -156,13 +159,13 @@ class Lane:
             cursor = self._cursors[name] = Cursor(name, header.run_id)
             # New to this lane, or its state was lost: the backend says what is already there.
             run.must_ask = True
-        run.streams[name] = Stream(header, StreamReader(folder), cursor)
+        run.intake.add(Stream(header, StreamReader(folder), cursor))
         run.look_s = 0.0
 
     def _drop_stream(self, name: str) -> None:
         self._known.discard(name)
         for run in self.runs.values():
-            run.streams.pop(name, None)
+            run.intake.drop(name)
 
     def _advance(self, run: RunLane, now_s: float) -> bool:
         """Start the next upload of a run, if there is anything to send and room for it."""
@@ -174,7 +177,7 @@ class Lane:
             if now_s - run.active_s > self._limits.idle_s_max:
                 close_backend(run)
             return False
-        is_ready = run.opened and not run.must_ask
+        is_ready = (run.opened and not run.must_ask) or (sealed is None and run.intake.is_refused())
         if sealed is None and is_ready:
             return self._seal(run, now_s)
         run.sealed = sealed if is_ready else None
@@ -191,11 +194,7 @@ class Lane:
         """Whether enough, or old enough, bytes wait behind the cursors. Quiet runs are looked at less often."""
         if now_s < run.look_s:
             return False
-        waiting = 0
-        for stream in run.streams.values():
-            if not stream.exhausted:
-                with contextlib.suppress(OSError):
-                    waiting += max(stream.reader.end_offset() - stream.cursor.offset, 0)
+        waiting = run.intake.waiting_bytes(now_s)
         if not waiting:
             run.news_at_s = None
             run.look_pause_s = min(run.look_pause_s * 1.5, LOOK_S_MAX)
@@ -213,7 +212,7 @@ class Lane:
             return outcome
         run.opened = True
         run.must_ask = False  # before we look: a stream that comes meanwhile asks again
-        fresh = [stream for stream in list(run.streams.values()) if stream.cursor.offset == 0]
+        fresh = [stream for stream in list(run.intake.streams.values()) if stream.cursor.offset == 0]
         try:
             watermark = run.backend.watermark() if fresh else {}
         except BaseException:
@@ -225,70 +224,16 @@ class Lane:
 
     def _seal(self, run: RunLane, now_s: float) -> bool:
         """Take the next records of all streams of a run into the outbox."""
-        taken = Taken()
-        moved: list[Cursor] = []
-        in_order = sorted(run.streams.values(), key=lambda each: each.header.stream_class != SCALARS)
-        for stream in in_order:
-            if self._full(taken):
-                break
-            if not stream.exhausted:
-                self._take(stream, taken)
-                moved.append(stream.cursor)
-        self._store.seal(run.run.run_id, uuid.uuid4().hex, taken, moved)
+        taken = run.intake.take(now_s)
+        self._store.seal(run.run.run_id, uuid.uuid4().hex, taken)
         run.has_outbox = bool(taken.items)
-        if taken.items:
-            run.news_at_s = now_s - self._limits.age_s_max if self._full(taken) else None
-        elif not taken.already and not taken.unreadable:
+        if run.intake.is_full(taken):
+            run.news_at_s = now_s - self._limits.age_s_max
+        elif taken.items:
+            run.news_at_s = None
+        elif not taken.cursors and not taken.scanned:
             run.look_s = now_s + LOOK_S_MAX  # only bytes of an unfinished frame: look again later
-        return bool(taken.items)
-
-    def _full(self, taken: Taken) -> bool:
-        return len(taken.items) >= self._limits.items_max or taken.size_bytes >= self._limits.bytes_max
-
-    def _take(self, stream: Stream, taken: Taken) -> None:
-        """Add the next records of one stream, up to the limits, and move its cursor behind them."""
-        cursor = stream.cursor
-        final = os.path.exists(os.path.join(stream.reader.folder, SEALED_NAME))
-        while not self._full(taken):
-            room = max(self._limits.bytes_max - taken.size_bytes, READ_BYTES_MIN)
-            found, _ = stream.reader.read(cursor.offset, bytes_max=room, final=final)
-            stream.exhausted = final and not found
-            if not found:
-                return
-            for finding in found:
-                if isinstance(finding, Gap) and finding.start == 0:
-                    stream.late = os.path.exists(os.path.join(stream.reader.folder, RECLAIMED_NAME))
-                is_new = cursor.ledger.account(finding)
-                cursor.offset = finding.end
-                if stream.late and isinstance(finding, Frame):
-                    self._account_late(stream, finding, taken)
-                if is_new and isinstance(finding, Frame):
-                    self._decode(stream, finding, taken)
-                    if self._full(taken):
-                        return
-
-    def _account_late(self, stream: Stream, first: Frame, taken: Taken) -> None:
-        """Records reclaimed before this lane's state began: delivered if the tracker says so, else told as such."""
-        stream.late = False
-        ledger = stream.cursor.ledger
-        there = first.ordinal <= stream.already
-        missing = ledger.dropped.get(MISSING, 0)
-        ledger.move(MISSING, None if there else "reclaimed", missing)
-        taken.already += missing if there else 0
-
-    def _decode(self, stream: Stream, frame: Frame, taken: Taken) -> None:
-        if frame.ordinal < stream.already:
-            taken.already += 1
-            return
-        try:
-            record = decode_record(frame.payload)
-        except CorruptionError as error:
-            taken.unreadable += 1
-            log.warning("%s: record %d: %s", stream.reader.folder, frame.ordinal, error)
-            return
-        header = stream.header
-        taken.items.append(Item(header.stream_id, frame.ordinal, header.rank, record, frame.payload))
-        taken.size_bytes += len(frame.payload)
+        return bool(taken.items or taken.scanned)
 
     def _collect(self, run: RunLane, now_s: float) -> bool:
         """Take the result of an upload, if it is there."""

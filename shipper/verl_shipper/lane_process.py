@@ -24,6 +24,7 @@ from verl_shipper.backends import load_backend
 from verl_shipper.backends.base import Backend
 from verl_shipper.errors import HeldError, ShipperError
 from verl_shipper.lane import HungUploadError, Lane
+from verl_shipper.lane_intake import Order
 from verl_shipper.lane_store import LaneStore
 from verl_shipper.lock import Lock
 
@@ -85,7 +86,10 @@ def _run(order: LaneOrder, backend_class: type[Backend]) -> int:
     code = 0
     try:
         store = LaneStore(store_path(order.state_dir, order.backend))
-        lane = Lane(backend_class, order.settings, order.spool_dir, store)
+        sampling = Order(
+            order.backend, order.sampling, tuple(order.run_may_choose), tuple(order.backends), order.release_idle_s
+        )
+        lane = Lane(backend_class, order.settings, order.spool_dir, store, sampling)
         _turn(lane, order.beat_fd)
         lane.close(STOP_GRACE_S)
     except HungUploadError as error:

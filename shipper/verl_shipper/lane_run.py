@@ -1,4 +1,4 @@
-"""What a lane knows of one run: its streams, its backend, the state of its delivery.
+"""What a lane knows of one run: its intake, its backend, the state of its delivery.
 
 Must not know: cursors' storage, the order of the stages. What a backend raises becomes an outcome or a line in the log.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from verl_shipper.backends.base import Backend, Outcome, Retry, RunInfo
-from verl_shipper.lane_store import Cursor, LaneStore, Sealed
+from verl_shipper.lane_intake import Intake
+from verl_shipper.lane_store import LaneStore, Sealed
 from verl_shipper.policy.delivery import Delivery
-from verl_shipper_spool.header import StreamHeader
-from verl_shipper_spool.reader import StreamReader
 
 log = logging.getLogger(__name__)
 
@@ -23,24 +22,12 @@ LOOK_S_MAX = 1.0
 
 
 @dataclass(slots=True)
-class Stream:
-    """A node stream as this lane sees it."""
-
-    header: StreamHeader
-    reader: StreamReader
-    cursor: Cursor
-    already: int = 0  # ordinals below this are at the tracker (its watermark)
-    exhausted: bool = False  # sealed, and read to its end
-    late: bool = False  # its beginning was reclaimed before this lane's state began
-
-
-@dataclass(slots=True)
 class RunLane:
     """One run at this lane's backend."""
 
     run: RunInfo
     backend: Backend
-    streams: dict[str, Stream] = field(default_factory=dict)
+    intake: Intake
     delivery: Delivery = Delivery.IDLE
     attempt: int = 0
     due_s: float = 0.0

@@ -18,6 +18,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,9 @@ from verl_shipper_spool.reader import Ledger
 from verl_shipper_spool.record import decode_record
 
 LETTERS_BYTES_MAX = 256 * 1024 * 1024  # of one lane; what an operator could not look through anyway
+
+SAMPLED_NOTE = "lane.sampled"  # records sampled out, by reason; their sum is the tally's
+SAMPLED_OUT = "sampled_out"  # values left out of records that are delivered
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS cursors (
@@ -75,6 +79,10 @@ CREATE TABLE IF NOT EXISTS tallies (
     last_error    TEXT NOT NULL DEFAULT '',
     delivered_ns  INTEGER NOT NULL DEFAULT 0
 );
+CREATE TABLE IF NOT EXISTS samplers (
+    stream_id TEXT PRIMARY KEY,
+    state     BLOB NOT NULL            -- of the stream up to its cursor, see policy/stream_sampler.py
+);
 CREATE TABLE IF NOT EXISTS notes (
     run_id TEXT NOT NULL,
     key    TEXT NOT NULL,
@@ -111,8 +119,14 @@ class Taken:
 
     items: list[Item] = field(default_factory=list)
     size_bytes: int = 0
+    scanned: int = 0  # findings that were looked at
     already: int = 0  # records that the tracker has, by its own watermark
     unreadable: int = 0  # frames whose payload is no record
+    sampled: dict[str, int] = field(default_factory=dict)  # records left out, by reason
+    thinned: int = 0  # values left out of records that are delivered
+    cursors: list[Cursor] = field(default_factory=list)  # those that moved
+    samplers: dict[str, Any] = field(default_factory=dict)  # states of their samplers
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 class LaneStore:
@@ -144,15 +158,29 @@ class LaneStore:
         ).fetchone()
         return Sealed(run_id, row[0], row[1], _unpack_items(row[2])) if row else None
 
-    def seal(self, run_id: str, batch_id: str, taken: Taken, cursors: Iterable[Cursor]) -> None:
+    def seal(self, run_id: str, batch_id: str, taken: Taken) -> None:
         """Take items from the streams into the outbox: the batch and the cursors behind it, together."""
         with self._transaction():
             if taken.items:
                 self._append(run_id, batch_id, taken.items)
-            for cursor in cursors:
+            for cursor in taken.cursors:
                 self._save_cursor(cursor)
-            self._tally(run_id, unreadable=taken.unreadable, delivered=taken.already)
+            for stream_id, state in taken.samplers.items():
+                self._db.execute("INSERT OR REPLACE INTO samplers VALUES (?, ?)", (stream_id, msgpack.packb(state)))
+            sampled_out = sum(taken.sampled.values())
+            self._tally(run_id, unreadable=taken.unreadable, delivered=taken.already, sampled_out=sampled_out)
+            for key, value in taken.notes.items():
+                self._note(run_id, key, value)
+            if sampled_out:
+                self._count_sampled(run_id, taken.sampled)
+            if taken.thinned:
+                self._add_ignored(run_id, {SAMPLED_OUT: taken.thinned})
             self._free_safe(run_id)
+
+    def sampler_state(self, stream_id: str) -> dict[str, Any]:
+        """The state of a stream's sampler at its cursor; empty when there is none."""
+        row = self._db.execute("SELECT state FROM samplers WHERE stream_id = ?", (stream_id,)).fetchone()
+        return msgpack.unpackb(row[0], strict_map_key=False) if row else {}
 
     def delivered(self, sealed: Sealed, count: int, remember: Mapping[str, Any], ignored: Mapping[str, int]) -> None:
         """The tracker has the batch. `count` of its items are counted delivered (all but dead letters)."""
@@ -317,6 +345,11 @@ class LaneStore:
             if count:
                 total[reason] = total.get(reason, 0) + count
         self._db.execute("UPDATE tallies SET ignored = ? WHERE run_id = ?", (msgpack.packb(total), run_id))
+
+    def _count_sampled(self, run_id: str, more: Mapping[str, int]) -> None:
+        counts = Counter(self.get_note(run_id, SAMPLED_NOTE) or {})
+        counts.update(more)
+        self._note(run_id, SAMPLED_NOTE, dict(counts))
 
     def _note(self, run_id: str, key: str, value: Any) -> None:
         self._db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (run_id, key, msgpack.packb(value)))

@@ -23,7 +23,8 @@ ANY = "*"
 LOG_MODES = ("last", "mean", "min", "max")
 RANK_0 = "rank0"
 RANK_ALL = "all"
-RANK_MODES = (RANK_0, RANK_ALL, "mean", "min", "max", "sum")
+REDUCTIONS = ("mean", "min", "max", "sum")
+RANK_MODES = (RANK_0, RANK_ALL, *REDUCTIONS)
 ALL_ROWS = "all"
 RANK_TIMEOUT_S = 30.0  # a rank that is this much later than the first at the same step is left out
 

@@ -278,7 +278,7 @@ def test_places_come_from_the_configuration(tmp_path: Path, monkeypatch: pytest.
 def _deliver(state: str, backend: str, stream_id: str, offset: int) -> None:
     os.makedirs(os.path.join(state, "lanes"), exist_ok=True)
     store = LaneStore(store_path(state, backend))
-    store.seal("run-1", "b", Taken(), [Cursor(stream_id, "run-1", offset=offset)])
+    store.seal("run-1", "b", Taken(cursors=[Cursor(stream_id, "run-1", offset=offset)]))
     store.close()
 
 

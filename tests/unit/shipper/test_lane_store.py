@@ -62,7 +62,7 @@ def _sealed(store: LaneStore) -> Sealed:
 
 def test_a_sealed_batch_comes_back_byte_for_byte(path: str, store: LaneStore) -> None:
     items = _items(0, 3)
-    store.seal(RUN, "batch", Taken(items=items), [])
+    store.seal(RUN, "batch", Taken(items=items))
     store.close()
 
     again = LaneStore(path)
@@ -76,7 +76,7 @@ def test_cursors_survive_with_their_ledger(path: str, store: LaneStore) -> None:
     cursor = Cursor(STREAM, RUN, offset=77)
     cursor.ledger.ordinal, cursor.ledger.seen, cursor.ledger.damaged = 9, 6, True
     cursor.ledger.add("disk_full", 3)
-    store.seal(RUN, "batch", Taken(items=_items(0, 6)), [cursor])
+    store.seal(RUN, "batch", Taken(items=_items(0, 6), cursors=[cursor]))
     store.close()
 
     again = LaneStore(path)
@@ -85,7 +85,7 @@ def test_cursors_survive_with_their_ledger(path: str, store: LaneStore) -> None:
 
 
 def test_nothing_is_safe_while_a_batch_is_on_its_way_and_all_is_when_none_is(store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 2)), [Cursor(STREAM, RUN, offset=50)])
+    store.seal(RUN, "batch", Taken(items=_items(0, 2), cursors=[Cursor(STREAM, RUN, offset=50)]))
     assert store.cursors()[STREAM].safe_offset == 0
 
     store.delivered(_sealed(store), 2, {}, {})
@@ -93,7 +93,7 @@ def test_nothing_is_safe_while_a_batch_is_on_its_way_and_all_is_when_none_is(sto
 
 
 def test_a_split_keeps_every_item_in_order(store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 8)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 8)))
     sealed = _sealed(store)
 
     store.split(sealed, [list(sealed.items[:4]), list(sealed.items[4:])])
@@ -102,8 +102,8 @@ def test_a_split_keeps_every_item_in_order(store: LaneStore) -> None:
 
 
 def test_a_batch_can_be_halved_down_to_its_last_items_before_others(store: LaneStore) -> None:
-    store.seal(RUN, "first", Taken(items=_items(0, 1024)), [])
-    store.seal(RUN, "second", Taken(items=_items(1024, 3)), [])
+    store.seal(RUN, "first", Taken(items=_items(0, 1024)))
+    store.seal(RUN, "second", Taken(items=_items(1024, 3)))
     for _ in range(10):
         sealed = _sealed(store)
         half = len(sealed.items) // 2
@@ -116,7 +116,7 @@ def test_a_batch_can_be_halved_down_to_its_last_items_before_others(store: LaneS
 
 
 def test_the_last_of_several_batches_can_be_halved_too(store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 1024)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 1024)))
     taken = 0
     for _ in range(10):
         sealed = _sealed(store)
@@ -131,8 +131,8 @@ def test_the_last_of_several_batches_can_be_halved_too(store: LaneStore) -> None
 
 
 def test_buried_items_leave_the_rest_of_the_batch_in_its_place(path: str, store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 5)), [])
-    store.seal(RUN, "next", Taken(items=_items(5, 1)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 5)))
+    store.seal(RUN, "next", Taken(items=_items(5, 1)))
 
     store.bury(_sealed(store), {1: "too odd", 3: "too odd"})
 
@@ -143,9 +143,9 @@ def test_buried_items_leave_the_rest_of_the_batch_in_its_place(path: str, store:
 
 
 def test_letters_asked_back_are_sent_after_what_waits(path: str, store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 2)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 2)))
     store.bury(_sealed(store), {0: "odd", 1: "odd"})
-    store.seal(RUN, "next", Taken(items=_items(2, 2)), [])
+    store.seal(RUN, "next", Taken(items=_items(2, 2)))
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("UPDATE dead_letters SET wanted = 'retry'")
     db.close()
@@ -157,7 +157,7 @@ def test_letters_asked_back_are_sent_after_what_waits(path: str, store: LaneStor
 
 
 def test_discarded_letters_are_gone_and_counted(path: str, store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 1)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 1)))
     store.bury(_sealed(store), {0: "odd"})
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("UPDATE dead_letters SET wanted = 'discard'")
@@ -173,7 +173,7 @@ def test_dead_letters_are_bounded_and_the_oldest_go_first(
 ) -> None:
     monkeypatch.setattr("verl_shipper.lane_store.LETTERS_BYTES_MAX", 3000)
     for index in range(10):
-        store.seal(RUN, f"b{index}", Taken(items=_items(10 * index, 10)), [])
+        store.seal(RUN, f"b{index}", Taken(items=_items(10 * index, 10)))
         store.bury(_sealed(store), dict.fromkeys(range(10), "odd"))
 
     left, first, size = _row(path, "count(*), min(ordinal), sum(length(item))", "dead_letters")
@@ -189,16 +189,16 @@ def test_dead_letters_are_bounded_and_the_oldest_go_first(
 
 
 def test_positions_do_not_depend_on_a_clock_that_goes_back(store: LaneStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.seal(RUN, "first", Taken(items=_items(0, 1)), [])
+    store.seal(RUN, "first", Taken(items=_items(0, 1)))
     monkeypatch.setattr("verl_shipper.lane_store.time.time_ns", lambda: 5)
-    store.seal(RUN, "second", Taken(items=_items(1, 1)), [])
-    store.seal(RUN, "third", Taken(items=_items(2, 1)), [])
+    store.seal(RUN, "second", Taken(items=_items(1, 1)))
+    store.seal(RUN, "third", Taken(items=_items(2, 1)))
 
     assert _drain(store) == [[0], [1], [2]]
 
 
 def test_what_a_backend_remembers_is_committed_with_the_delivery(store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 1)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 1)))
     store.delivered(_sealed(store), 1, {"offset": 12, "ids": ["a"]}, {})
 
     assert store.get_note(RUN, "offset") == 12
@@ -208,7 +208,7 @@ def test_what_a_backend_remembers_is_committed_with_the_delivery(store: LaneStor
 
 def test_values_that_a_tracker_cannot_show_add_up(path: str, store: LaneStore) -> None:
     for text in ("a", "b"):
-        store.seal(RUN, text, Taken(items=_items(0, 1)), [])
+        store.seal(RUN, text, Taken(items=_items(0, 1)))
         store.delivered(_sealed(store), 1, {}, {"text": 2, text: 1, "nothing": 0})
 
     packed = _row(path, "ignored")[0]
@@ -216,7 +216,7 @@ def test_values_that_a_tracker_cannot_show_add_up(path: str, store: LaneStore) -
 
 
 def test_a_delivery_ends_a_park_and_keeps_the_last_error(path: str, store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 1)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 1)))
     store.trouble(RUN, "key refused", parked=True)
     assert _row(path, "parked, last_error, retries") == ("key refused", "key refused", 1)
 
@@ -225,7 +225,7 @@ def test_a_delivery_ends_a_park_and_keeps_the_last_error(path: str, store: LaneS
 
 
 def test_a_transaction_that_fails_leaves_nothing_behind(store: LaneStore) -> None:
-    store.seal(RUN, "batch", Taken(items=_items(0, 3)), [])
+    store.seal(RUN, "batch", Taken(items=_items(0, 3)))
     sealed = _sealed(store)
 
     with pytest.raises(IndexError):
@@ -255,7 +255,7 @@ def test_notes_from_upload_threads_never_meet_a_transaction_of_the_lane(store: L
     thread.start()
     try:
         for index in range(60):
-            store.seal(RUN, f"b{index}", Taken(items=_items(index, 2)), [Cursor(STREAM, RUN, offset=index + 1)])
+            store.seal(RUN, f"b{index}", Taken(items=_items(index, 2), cursors=[Cursor(STREAM, RUN, offset=index + 1)]))
             store.delivered(_sealed(store), 2, {"last": index}, {})
     finally:
         stop.set()

@@ -1,0 +1,55 @@
+"""A node stream as a lane sees it, and what was found in it on its way through sampling. Values only.
+
+Must not know: who reads, where it goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from verl_shipper.lane_store import Cursor
+from verl_shipper.policy.stream_sampler import StreamSampler
+from verl_shipper_spool.header import StreamHeader
+from verl_shipper_spool.reader import Finding, Frame, Ledger, StreamReader
+from verl_shipper_spool.record import Record
+
+
+@dataclass(slots=True)
+class Found:
+    """A finding of a stream that begins at `start`, on its way through sampling."""
+
+    finding: Finding
+    start: int
+    is_new: bool = False
+    is_unreadable: bool = False
+    record: Record | None = None
+
+    def put_aside(self) -> None:
+        """Let go of what is large; it can be read again."""
+        self.record = None
+        if isinstance(self.finding, Frame):
+            self.finding = replace(self.finding, payload=b"")
+
+
+@dataclass(slots=True)
+class Stream:
+    """A node stream as this lane sees it."""
+
+    header: StreamHeader
+    reader: StreamReader
+    cursor: Cursor
+    already: int = 0  # ordinals below this are at the tracker (its watermark)
+    exhausted: bool = False  # sealed, and read to its end
+    late: bool = False  # its beginning was reclaimed before this lane's state began
+    ended: bool = False  # its run has said that it is over
+    sampler: StreamSampler[Found] | None = None  # None: everything is delivered
+    is_learned: bool = False  # what its run asks for has been looked up
+    is_judged: bool = False  # `sampler` has been decided
+    moved: bool = False  # the cursor, since it was last committed
+    grown_s: float = 0.0  # when there was last something new in it
+    ahead: int = field(init=False)  # how far it has been looked at; behind the cursor records wait for a verdict
+    ledger: Ledger = field(init=False)  # account of what has been looked at
+
+    def __post_init__(self) -> None:
+        self.ahead = self.cursor.offset
+        self.ledger = self.cursor.ledger

@@ -22,6 +22,7 @@ from verl_shipper import status
 from verl_shipper.backends.base import Backend, Batch, Delivered, Limits, Outcome
 from verl_shipper.ingest import Ingest
 from verl_shipper.lane import Lane
+from verl_shipper.lane_intake import Order
 from verl_shipper.lane_process import store_path
 from verl_shipper.lane_store import LaneStore
 from verl_shipper_spool.frame import encode
@@ -107,8 +108,13 @@ class Bench:
     """A node spool filled by hand and one lane over it."""
 
     def __init__(
-        self, root: Path, tracker: Tracker | None = None, backend: type[ScriptedBackend] = ScriptedBackend
+        self,
+        root: Path,
+        tracker: Tracker | None = None,
+        backend: type[ScriptedBackend] = ScriptedBackend,
+        order: Order | None = None,
     ) -> None:
+        self.order = order  # how the lane samples; a change counts from the next `crash` on
         self.tracker = tracker or Tracker()
         self.now_s = 1000.0
         self.root = root
@@ -197,4 +203,5 @@ class Bench:
 
     def _new_lane(self) -> Lane:
         settings = {"tracker": self.tracker}
-        return Lane(self._backend, settings, self.ingest.spool_dir, LaneStore(self.store_path), jitter=lambda: 0.5)
+        store = LaneStore(self.store_path)
+        return Lane(self._backend, settings, self.ingest.spool_dir, store, self.order, jitter=lambda: 0.5)

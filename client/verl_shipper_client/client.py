@@ -48,7 +48,8 @@ _living: weakref.WeakSet[Client] = weakref.WeakSet()
 class Client:
     """One run as seen by one training process.
 
-    project, experiment: names as the trackers show them. config: nested dict, secrets are removed. run_id: the same id
+    project, experiment: names as the trackers show them (default: VERL_PROJECT and VERL_EXPERIMENT, else what the
+    daemon's configuration says). config: nested dict, secrets are removed. run_id: the same id
     continues the same run (default: VERL_SHIPPER_RUN_ID, else a fresh one). rank: default from the launcher's
     variables. spool_dir, socket: default VERL_SHIPPER_SPOOL_DIR, VERL_SHIPPER_SOCKET, else places that the daemon of
     the same user finds. As a context manager it finishes with exit code 0, or 1 when an exception passes.
@@ -56,16 +57,16 @@ class Client:
 
     def __init__(
         self,
-        project: str,
-        experiment: str,
+        project: str | None = None,
+        experiment: str | None = None,
         config: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         rank: int | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         socket: str | None = None,
     ) -> None:
-        self.project = identity.name(project) or "default"
-        self.experiment = identity.name(experiment) or "default"
+        self.project = identity.project_or_none(project)
+        self.experiment = identity.experiment_or_none(experiment)
         self.run_id = identity.run_id_or_new(run_id)
         self.rank = identity.rank_or_detect(rank)
         self.errors = 0

@@ -1,5 +1,7 @@
-"""Who this training process is: run id, rank and world size, from arguments, then the launcher's variables.
+"""Who this training process is: names, run id, rank and world size, from arguments, then variables.
 
+    project  argument → VERL_PROJECT → none: the daemon's configuration names it, else "default"
+    experiment   argument → VERL_EXPERIMENT → the same
     run id   argument → VERL_SHIPPER_RUN_ID → a fresh one
     rank     argument → RANK (torchrun) → SLURM_PROCID → OMPI_COMM_WORLD_RANK → PMI_RANK → 0
     world    WORLD_SIZE → SLURM_NTASKS → OMPI_COMM_WORLD_SIZE → PMI_SIZE → 1
@@ -13,12 +15,21 @@ import os
 import uuid
 
 from verl_shipper_client.values import clean_text
-from verl_shipper_spool.location import RUN_ID_VARIABLE
+from verl_shipper_spool.location import EXPERIMENT_VARIABLE, PROJECT_VARIABLE, RUN_ID_VARIABLE
 
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 RANK_MAX = 2**31 - 1
 NAME_CHARS_MAX = 500  # MLflow's limit for an experiment name, the tightest of the trackers
+
+
+def project_or_none(given: object) -> str:
+    """The project's name; empty when nobody has named one."""
+    return name(given) or name(os.environ.get(PROJECT_VARIABLE))
+
+
+def experiment_or_none(given: object) -> str:
+    return name(given) or name(os.environ.get(EXPERIMENT_VARIABLE))
 
 
 def run_id_or_new(given: object) -> str:

@@ -31,6 +31,7 @@ from verl_shipper.policy.backoff import PARK_S, delay_s, wish_s
 from verl_shipper.policy.delivery import TRANSITIONS, Step, halves
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.header import HEADER_NAME, decode_header
+from verl_shipper_spool.location import UNNAMED
 from verl_shipper_spool.reader import StreamReader
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,15 @@ class Lane:
         spool_dir: str,
         store: LaneStore,
         order: Order | None = None,
+        unnamed: tuple[str, str] = (UNNAMED, UNNAMED),
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        """`order`: how to sample. `unnamed`: project and experiment of runs without. `jitter`: draws for backoff."""
         self.runs: dict[str, RunLane] = {}
         self._backend_class = backend_class
         self._limits = backend_class.limits
         self._settings = settings
+        self._unnamed = unnamed
         self._order = order or Order(backend_class.name)
         self._spool_dir = spool_dir
         self._store = store
@@ -150,7 +154,8 @@ class Lane:
             return
         run = self.runs.get(header.run_id)
         if run is None:
-            info = RunInfo(header.run_id, header.project, header.experiment, header.created_ns)
+            project, experiment = header.project or self._unnamed[0], header.experiment or self._unnamed[1]
+            info = RunInfo(header.run_id, project, experiment, header.created_ns)
             if self._store.get_note(info.run_id, RUN_NOTE) is None:
                 self._store.put_note(info.run_id, RUN_NOTE, [info.project, info.experiment, info.created_ns])
             run = self.runs[header.run_id] = self._new_run(info)

@@ -27,6 +27,7 @@ from verl_shipper.lane import HungUploadError, Lane
 from verl_shipper.lane_intake import Order
 from verl_shipper.lane_store import LaneStore
 from verl_shipper.lock import Lock
+from verl_shipper_spool.location import UNNAMED
 
 log = logging.getLogger("verl_shipper.lane")
 
@@ -89,7 +90,8 @@ def _run(order: LaneOrder, backend_class: type[Backend]) -> int:
         sampling = Order(
             order.backend, order.sampling, tuple(order.run_may_choose), tuple(order.backends), order.release_idle_s
         )
-        lane = Lane(backend_class, order.settings, order.spool_dir, store, sampling)
+        unnamed = (order.project or UNNAMED, order.experiment or UNNAMED)
+        lane = Lane(backend_class, order.settings, order.spool_dir, store, sampling, unnamed)
         _turn(lane, order.beat_fd)
         lane.close(STOP_GRACE_S)
     except HungUploadError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from verl_shipper.errors import ShipperError
+from verl_shipper.lane_store import SAMPLED_OUT
 from verl_shipper.status import Account, Report
 from verl_shipper.values import to_json
 from verl_shipper_spool.errors import CorruptionError
@@ -91,20 +92,31 @@ def notes(report: Report) -> list[str]:
     if daemon.get("torn_records"):
         lines.append(f"{daemon['torn_records']} torn records at the ends of dead writers' streams")
     for name in sorted(report.backends):
-        total = report.total(name)
-        for reason, count in sorted(total.dropped.items()):
-            lines.append(f"{name}: {count} records dropped: {reason}")
-        if total.dead_lettered:
-            lines.append(f"{name}: {total.dead_lettered} dead letters; see `verl-shipper dead-letters list`")
-        if total.ignored:
-            what = ", ".join(f"{count} {reason}" for reason, count in sorted(total.ignored.items()))
-            lines.append(f"{name}: values that it cannot show: {what}")
-        if total.renamed:
-            lines.append(f"renamed at {name}: {_renamed(total.renamed)}")
-        if total.last_error:
-            lines.append(f"{name}: {'PARKED' if total.parked else 'last error'}: {total.last_error}")
-        if not total.balanced:
-            lines.append(f"{name}: THE ACCOUNT DOES NOT BALANCE; please report this with `verl-shipper status --json`")
+        lines += _account_notes(name, report.total(name))
+    return lines
+
+
+def _account_notes(name: str, total: Account) -> list[str]:
+    lines = []
+    if total.sampled:
+        what = ", ".join(f"{count} by {reason}" for reason, count in sorted(total.sampled.items()))
+        lines.append(f"{name}: records left out as configured: {what}")
+    for reason, count in sorted(total.dropped.items()):
+        lines.append(f"{name}: {count} records dropped: {reason}")
+    if total.dead_lettered:
+        lines.append(f"{name}: {total.dead_lettered} dead letters; see `verl-shipper dead-letters list`")
+    unshown = {reason: count for reason, count in sorted(total.ignored.items()) if reason != SAMPLED_OUT}
+    if SAMPLED_OUT in total.ignored:
+        lines.append(f"{name}: {total.ignored[SAMPLED_OUT]} values left out of delivered records as configured")
+    if unshown:
+        what = ", ".join(f"{count} {reason}" for reason, count in unshown.items())
+        lines.append(f"{name}: values that it cannot show: {what}")
+    if total.renamed:
+        lines.append(f"renamed at {name}: {_renamed(total.renamed)}")
+    if total.last_error:
+        lines.append(f"{name}: {'PARKED' if total.parked else 'last error'}: {total.last_error}")
+    if not total.balanced:
+        lines.append(f"{name}: THE ACCOUNT DOES NOT BALANCE; please report this with `verl-shipper status --json`")
     return lines
 
 

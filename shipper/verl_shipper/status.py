@@ -21,12 +21,15 @@ from typing import Any
 
 import msgpack
 
+from verl_shipper.lane_store import SAMPLED_NOTE
 from verl_shipper.store import open_store_read_only
 from verl_shipper_spool.header import decode_header
+from verl_shipper_spool.location import UNNAMED
 
 DISCARDED = "discarded"  # dead letters an operator threw away
 UNREADABLE = "unreadable"  # frames whose payload is no record
 LETTERS_FULL = "letters_full"  # dead letters that had to make room for younger ones
+UNNAMED_NOTE = "unnamed"  # the daemon's note of the project and experiment of runs that have none
 NAMES_NOTE = "metric_names"  # a backend's note of the names it gave to metrics: {original: shown}
 
 
@@ -37,6 +40,7 @@ class Account:
     logged: int = 0
     delivered: int = 0
     sampled_out: int = 0
+    sampled: Counter[str] = field(default_factory=Counter)  # the same by reason
     dead_lettered: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     pending: int = 0
@@ -55,6 +59,7 @@ class Account:
     def add(self, other: Account) -> None:
         for name in ("logged", "delivered", "sampled_out", "dead_lettered", "pending", "parked", "retries"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.sampled += other.sampled
         self.dropped += other.dropped
         self.ignored += other.ignored
         self.renamed |= other.renamed
@@ -66,6 +71,7 @@ class Account:
             "logged": self.logged,
             "delivered": self.delivered,
             "sampled_out": self.sampled_out,
+            "sampled_by": dict(self.sampled),
             "dead_lettered": self.dead_lettered,
             "dropped": dict(self.dropped),
             "pending": self.pending,
@@ -150,11 +156,20 @@ def _read_daemon(path: str, found: Report) -> dict[str, _Logged]:
                 found.runs[run_id] = RunName(header.project, header.experiment, header.created_ns)
         for key, value in db.execute("SELECT key, value FROM notes"):
             found.daemon[key] = json.loads(value)
+        _name_unnamed(found)
     except Exception as error:  # noqa: BLE001 - damage may look like anything; what was read before it counts
         found.daemon["state_error"] = f"{type(error).__name__}: {error}"
     finally:
         db.close()
     return logged
+
+
+def _name_unnamed(found: Report) -> None:
+    """Runs that came without names have those of the daemon's configuration, as their lanes give them."""
+    names = found.daemon.get(UNNAMED_NOTE) or {}
+    for run in found.runs.values():
+        run.project = run.project or names.get("project") or UNNAMED
+        run.experiment = run.experiment or names.get("experiment") or UNNAMED
 
 
 def _read_lane(path: str, logged: dict[str, _Logged], runs: dict[str, RunName]) -> dict[str, Account]:
@@ -174,6 +189,7 @@ def _read_lane(path: str, logged: dict[str, _Logged], runs: dict[str, RunName]) 
         _add_cursors(db, accounts, logged)
         _add_tallies(db, accounts)
         _add_names(db, accounts)
+        _add_reasons(db, accounts)
     except Exception as error:  # noqa: BLE001 - damage may look like anything; what was read before it counts
         for account in accounts.values():
             account.last_error = f"lane state: {type(error).__name__}: {error}"
@@ -220,6 +236,11 @@ def _add_names(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
         if isinstance(names, dict):
             changed = {original: shown for original, shown in names.items() if shown != original}
             accounts.setdefault(run_id, Account()).renamed = changed
+
+
+def _add_reasons(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:
+    for run_id, packed in db.execute("SELECT run_id, value FROM notes WHERE key = ?", (SAMPLED_NOTE,)):
+        accounts.setdefault(run_id, Account()).sampled.update(msgpack.unpackb(packed))
 
 
 def _listdir(path: str) -> list[str]:

@@ -25,6 +25,9 @@ SPOOL_VARIABLE = "VERL_SHIPPER_SPOOL_DIR"
 SOCKET_VARIABLE = "VERL_SHIPPER_SOCKET"
 STATE_VARIABLE = "VERL_SHIPPER_STATE_DIR"
 RUN_ID_VARIABLE = "VERL_SHIPPER_RUN_ID"
+PROJECT_VARIABLE = "VERL_PROJECT"  # the guide's own name, so that one variable serves trainer and shipper
+EXPERIMENT_VARIABLE = "VERL_EXPERIMENT"
+UNNAMED = "default"  # project or experiment that nobody has named
 
 # A folder of its own: who removes a stale socket together with its folder removes no records.
 SOCKET_BELOW_SPOOL = ("run", "ingest.sock")

@@ -84,7 +84,7 @@ def spans(client: Client) -> tuple[bytes, bytes]:
 
 
 def what_must_be_refused(client: Client) -> None:
-    Client("only a project")  # type: ignore[call-arg]
+    Client(experiment=3)  # type: ignore[arg-type]
     Client("p", "e", rank="0")  # type: ignore[arg-type]
     Client("p", "e", nonsense=1)  # type: ignore[call-arg]
     client.log({"a": 1}, step="3")  # type: ignore[arg-type]

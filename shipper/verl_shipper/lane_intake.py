@@ -28,7 +28,9 @@ from verl_shipper.policy.reduce import ENDED, Reducer
 from verl_shipper.policy.sampling import REDUCTIONS, Sampling
 from verl_shipper.policy.stream_sampler import BY_RANK, Decision, StreamSampler, Writer
 from verl_shipper.policy.tables import picked
+from verl_shipper.policy.traces import Decode
 from verl_shipper.policy.wishes import LOGGER, effective, is_wanted, wishes_of
+from verl_shipper.tokens import TokenizerError, load_decoder
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import SCALARS
@@ -269,11 +271,22 @@ class Intake:
         if not self._is_wanted(wishes):
             stream.sampler = StreamSampler(sampling, writer, refuse=LOGGER)
         elif not StreamSampler.is_trivial(sampling, writer, is_scalars=is_scalars):
-            stream.sampler = StreamSampler(sampling, writer)
+            stream.sampler = StreamSampler(sampling, writer, decode=None if is_scalars else self._decoder(sampling))
         if stream.sampler is not None:
             # What is read ahead and what is decided are two places from now on.
             stream.ledger = copy.deepcopy(stream.ledger)
             stream.sampler.restore(self._store.sampler_state(stream.cursor.stream_id))
+
+    def _decoder(self, sampling: Sampling) -> Decode | None:
+        """What turns token ids into text, if that is wanted and can be done; else ids stay ids, and it is told why."""
+        traces = sampling.traces
+        if not (traces.enabled and traces.token2text):
+            return None
+        try:
+            return load_decoder(traces.tokenizer)
+        except TokenizerError as error:
+            self._store.trouble(self._run_id, f"token2text: {error}; ids stay ids", parked=False, retried=False)
+            return None
 
     def _is_wanted(self, wishes: Mapping[str, Any]) -> bool:
         return is_wanted(wishes, self._order.may_choose, self._order.backend)

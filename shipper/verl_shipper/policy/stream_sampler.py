@@ -28,7 +28,7 @@ from verl_shipper.policy.patterns import UNWANTED, Names
 from verl_shipper.policy.sampling import RANK_0, RANK_ALL, Sampling, TraceSampling
 from verl_shipper.policy.steps import Steps, Verdict
 from verl_shipper.policy.tables import INPUTS_CHARS_MAX, Table, is_last, rows_of
-from verl_shipper.policy.traces import Traces, trimmed
+from verl_shipper.policy.traces import Decode, Traces, trimmed
 from verl_shipper.policy.window import Window
 from verl_shipper.values import DEPTH_MAX, flatten_metrics, key_text
 from verl_shipper_spool.record import Record, RecordKind
@@ -85,10 +85,11 @@ class StreamSampler(Generic[Tag]):
         alone = writer.rank == 0 and (sampling.rank == RANK_0 or (sampling.rank == RANK_ALL and writer.world <= 1))
         return alone and Names(sampling).is_trivial
 
-    def __init__(self, sampling: Sampling, writer: Writer, refuse: str = "") -> None:
-        """`refuse`: a reason to sample out everything."""
+    def __init__(self, sampling: Sampling, writer: Writer, refuse: str = "", decode: Decode | None = None) -> None:
+        """`refuse`: a reason to sample out everything. `decode`: text of token ids, for `token2text`."""
         self._sampling = sampling
         self._refuse = refuse
+        self._decode = decode
         self._writer = writer
         self._names = Names(sampling)
         mode = sampling.log_mode
@@ -193,7 +194,7 @@ class StreamSampler(Generic[Tag]):
         if record.kind is RecordKind.SPAN:
             if not self._traces.wants(record.step, record.body):
                 return Decision(entry.tag, why=BY_TRACE)
-            body = trimmed(record.body, self._sampling.traces)
+            body = trimmed(record.body, self._sampling.traces, self._decode)
             return Decision(entry.tag, record if body is record.body else replace(record, body=body))
         return Decision(entry.tag, record)
 

@@ -40,7 +40,14 @@ def span(inputs: Any, outputs: Any) -> bytes:
         "name": "generate",
         "start_ns": 1,
     }
-    body |= {"end_ns": 2, "inputs": inputs, "outputs": outputs, "status": "ok", "attributes": {"step": 1}}
+    body |= {
+        "start_ns": 1,
+        "end_ns": 2,
+        "inputs": inputs,
+        "outputs": outputs,
+        "status": "ok",
+        "attributes": {"step": 1},
+    }
     return encode_record(Record(RecordKind.SPAN, 0, 1, 1, body))
 
 

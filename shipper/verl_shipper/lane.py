@@ -25,7 +25,7 @@ from typing import Any
 from verl_shipper.backends.base import Backend, Batch, Delivered, Outcome, Park, Reject, Retry, RunInfo
 from verl_shipper.lane_intake import Intake, Order
 from verl_shipper.lane_run import LOOK_S_MAX, LOOK_S_MIN, RunLane, StoreMemory, close_backend, outcome_of
-from verl_shipper.lane_store import Cursor, LaneStore, Sealed
+from verl_shipper.lane_store import Cursor, LaneStore, Sealed, Taken
 from verl_shipper.lane_stream import Stream
 from verl_shipper.policy.backoff import PARK_S, delay_s, wish_s
 from verl_shipper.policy.delivery import TRANSITIONS, Step, halves
@@ -90,7 +90,9 @@ class Lane:
         for run in self.runs.values():
             if run.future is not None:
                 moved = self._collect(run, now_s) or moved
-            if run.future is None and now_s >= max(run.due_s, self._paused_until_s):
+        idle = [run for run in self.runs.values() if run.future is None]
+        for run in sorted(idle, key=lambda each: each.started_s):  # who has had to wait longest for a place comes first
+            if now_s >= max(run.due_s, self._paused_until_s):
                 moved = self._advance(run, now_s) or moved
         return moved
 
@@ -184,7 +186,10 @@ class Lane:
             return False
         is_ready = (run.opened and not run.must_ask) or (sealed is None and run.intake.is_refused())
         if sealed is None and is_ready:
-            return self._seal(run, now_s)
+            taken = run.intake.take(now_s)
+            sealed = self._seal(run, taken, now_s)
+            if sealed is None:
+                return bool(taken.scanned)
         run.sealed = sealed if is_ready else None
         run.delivery = TRANSITIONS[run.delivery, Step.SEND]
         run.started_s = run.active_s = now_s
@@ -227,10 +232,9 @@ class Lane:
             stream.already = watermark.get(stream.cursor.stream_id, 0)
         return Delivered()
 
-    def _seal(self, run: RunLane, now_s: float) -> bool:
-        """Take the next records of all streams of a run into the outbox."""
-        taken = run.intake.take(now_s)
-        self._store.seal(run.run.run_id, uuid.uuid4().hex, taken)
+    def _seal(self, run: RunLane, taken: Taken, now_s: float) -> Sealed | None:
+        """What was taken goes into the outbox, durably; returns the batch that is to be sent."""
+        sealed = self._store.seal(run.run.run_id, uuid.uuid4().hex, taken)
         run.has_outbox = bool(taken.items)
         if run.intake.is_full(taken):
             run.news_at_s = now_s - self._limits.age_s_max
@@ -238,7 +242,7 @@ class Lane:
             run.news_at_s = None
         elif not taken.cursors and not taken.scanned:
             run.look_s = now_s + LOOK_S_MAX  # only bytes of an unfinished frame: look again later
-        return bool(taken.items or taken.scanned)
+        return sealed
 
     def _collect(self, run: RunLane, now_s: float) -> bool:
         """Take the result of an upload, if it is there."""

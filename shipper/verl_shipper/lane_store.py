@@ -158,11 +158,13 @@ class LaneStore:
         ).fetchone()
         return Sealed(run_id, row[0], row[1], _unpack_items(row[2])) if row else None
 
-    def seal(self, run_id: str, batch_id: str, taken: Taken) -> None:
-        """Take items from the streams into the outbox: the batch and the cursors behind it, together."""
+    def seal(self, run_id: str, batch_id: str, taken: Taken) -> Sealed | None:
+        """Take items from the streams into the outbox: the batch and the cursors behind it, together. Returns the
+        batch."""
+        position = None
         with self._transaction():
             if taken.items:
-                self._append(run_id, batch_id, taken.items)
+                position = self._append(run_id, batch_id, taken.items)
             for cursor in taken.cursors:
                 self._save_cursor(cursor)
             for stream_id, state in taken.samplers.items():
@@ -176,6 +178,7 @@ class LaneStore:
             if taken.thinned:
                 self._add_ignored(run_id, {SAMPLED_OUT: taken.thinned})
             self._free_safe(run_id)
+        return None if position is None else Sealed(run_id, position, batch_id, tuple(taken.items))
 
     def sampler_state(self, stream_id: str) -> dict[str, Any]:
         """The state of a stream's sampler at its cursor; empty when there is none."""
@@ -288,10 +291,12 @@ class LaneStore:
         with self._lock, transaction(self._db):
             yield
 
-    def _append(self, run_id: str, batch_id: str, items: list[Item]) -> None:
+    def _append(self, run_id: str, batch_id: str, items: list[Item]) -> float:
         last = self._db.execute("SELECT max(position) FROM outbox WHERE run_id = ?", (run_id,)).fetchone()[0]
         # Small whole numbers: between two of them there is room to halve a batch down to its last item.
-        self._insert(run_id, math.floor(last or 0.0) + 1.0, batch_id, items)
+        position = math.floor(last or 0.0) + 1.0
+        self._insert(run_id, position, batch_id, items)
+        return position
 
     def _insert(self, run_id: str, position: float, batch_id: str, items: list[Item]) -> None:
         self._db.execute(

@@ -54,7 +54,7 @@ class Names:
 
     def groups(self, body: Mapping[Any, Any]) -> frozenset[int]:
         """All that `every` says of a body's names."""
-        if any(isinstance(value, Mapping) for value in body.values()):
+        if dict in map(type, body.values()):
             return frozenset(map(self.every, names_of(body)))
         shape = tuple(body)  # the same few sets of names come again and again
         known = self._shapes.get(shape)
@@ -78,7 +78,7 @@ def names_of(body: Mapping[Any, Any], prefix: str = "", depth: int = 1) -> Itera
     """Flat names of a metrics body, as `values.flatten_metrics` makes them."""
     for key, value in body.items():
         name = prefix + key_text(key)
-        if isinstance(value, Mapping) and depth < DEPTH_MAX:
+        if isinstance(value, dict) and depth < DEPTH_MAX:
             yield from names_of(value, f"{name}/", depth + 1)
         else:
             yield name

@@ -41,17 +41,22 @@ class Steps:
         if self.first is None:
             self.first = step
         if self.newest is None or step > self.newest:
-            self.close()
+            for every in self._kept:
+                if self.newest is not None and _window(step, every) != _window(self.newest, every):
+                    self._keep(every, self.newest)
             self.newest = step
 
     def close(self) -> None:
         """The newest step is over. Unless newer ones come, it is the last of its windows."""
-        if self.newest is None:
-            return
-        for every, kept in self._kept.items():
-            kept[_window(self.newest, every)] = self.newest
-            if len(kept) > WINDOWS_MAX:
-                del kept[next(iter(kept))]
+        for every in self._kept:
+            if self.newest is not None:
+                self._keep(every, self.newest)
+
+    def _keep(self, every: int, step: int) -> None:
+        kept = self._kept[every]
+        kept[_window(step, every)] = step
+        if len(kept) > WINDOWS_MAX:
+            del kept[next(iter(kept))]
 
     def verdict(self, every: int, step: int) -> Verdict:
         """Whether a record of a step that was seen is kept when one step in `every` is."""

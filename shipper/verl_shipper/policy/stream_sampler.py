@@ -278,7 +278,7 @@ def _suffixed(body: Mapping[Any, Any], suffix: str, depth: int = 1) -> dict[Any,
     return {
         (key if is_map else f"{key_text(key)}{suffix}"): _suffixed(value, suffix, depth + 1) if is_map else value
         for key, value in body.items()
-        for is_map in (isinstance(value, Mapping) and depth < DEPTH_MAX,)
+        for is_map in (isinstance(value, dict) and depth < DEPTH_MAX,)
     }
 
 
@@ -288,7 +288,7 @@ def _without(body: Mapping[Any, Any], gone: Any, prefix: str = "", depth: int = 
     count = 0
     for key, value in body.items():
         name = prefix + key_text(key)
-        if isinstance(value, Mapping) and depth < DEPTH_MAX:
+        if isinstance(value, dict) and depth < DEPTH_MAX:
             inner, more = _without(value, gone, f"{name}/", depth + 1)
             count += more
             if inner or not value:

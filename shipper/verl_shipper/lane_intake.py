@@ -34,14 +34,15 @@ from verl_shipper.tokens import TokenizerError, load_decoder
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import SCALARS
-from verl_shipper_spool.reader import FRAME_BYTES_MAX, MISSING, Finding, Frame, Gap
+from verl_shipper_spool.reader import MISSING, Finding, Frame, Ledger
 from verl_shipper_spool.record import Record, RecordKind, decode_record, encode_record
 
 log = logging.getLogger(__name__)
 
 READ_BYTES_MIN = 64 * 1024
 SCAN_MAX = 20_000  # records looked at in one go, whatever becomes of them: the lane has to beat
-RANKS_S = 1.0  # how often ranks that wait for each other are looked at
+SCAN_BYTES_MAX = 32 * 1024 * 1024  # the same in bytes
+LEARN_S = 30.0  # how long what needs a run's configuration waits for its first record
 WISHES_NOTE = "lane.wishes"  # what runs ask for, by writer
 RANKS_NOTE = "lane.ranks"
 WRITERS_MAX = 64
@@ -74,13 +75,21 @@ class Intake:
         if mode in REDUCTIONS:
             self._reducer = Reducer(mode, Sampling.of(order.given).rank_timeout_s)
             self._reducer.restore(store.get_note(run_id, RANKS_NOTE) or [])
-        self._look_s = 0.0
+        self._now_s = 0.0
+        self._scanned_bytes = 0
+        self._turn = 0
+        self._ranks: set[int] = set()
         self._told_ranks = False
 
     def add(self, stream: Stream) -> None:
-        self.streams[stream.header.stream_id] = stream
-        if self._reducer is not None and stream.header.stream_class == SCALARS:
-            self._reducer.add(stream.header.stream_id, stream.header.rank, stream.header.created_ns)
+        header = stream.header
+        self.streams[header.stream_id] = stream
+        self._ranks.add(header.rank)
+        if header.rank == 0 and self._told_ranks:
+            self._told_ranks = False
+            self._store.trouble(self._run_id, "", parked=False, retried=False)
+        if self._reducer is not None and header.stream_class == SCALARS:
+            self._reducer.add(header.stream_id, header.rank, header.created_ns, header.world)
 
     def drop(self, name: str) -> None:
         if self.streams.pop(name, None) is not None and self._reducer is not None:
@@ -89,10 +98,11 @@ class Intake:
     def is_refused(self) -> bool:
         """Whether the run does not want this backend: nothing of it is delivered, so it need not exist there."""
         self._learn()
-        return bool(self._wishes) and not self._is_wanted(next(reversed(self._wishes.values())))
+        return bool(self._wishes) and not any(map(self._is_wanted, self._wishes.values()))
 
     def waiting_bytes(self, now_s: float) -> int:
         """Bytes that nobody has looked at, and one for whatever else wants a look."""
+        self._now_s = now_s
         waiting = 0
         for stream in self.streams.values():
             if not stream.exhausted:
@@ -102,18 +112,19 @@ class Intake:
                     waiting += fresh
             if stream.sampler is not None and stream.sampler.waits and self._is_over(stream, now_s):
                 waiting += 1
-        if self._reducer is not None and self._reducer.waits and now_s >= self._look_s:
-            self._look_s = now_s + RANKS_S
-            waiting += 1
-        return waiting
+        return waiting + int(self._reducer is not None and self._reducer.waits)
 
     def take(self, now_s: float) -> Taken:
         """The next records of all streams, up to the limits."""
         taken = Taken()
+        self._scanned_bytes = 0
         self._learn()
-        for stream in sorted(self.streams.values(), key=lambda each: each.header.stream_class != SCALARS):
+        # Scalars first; among equals the one that was not read for longest: a fast writer must not starve the others.
+        for stream in sorted(self.streams.values(), key=lambda each: (each.header.stream_class != SCALARS, each.turn)):
             if self.is_full(taken):
                 break
+            self._turn += 1
+            stream.turn = self._turn
             self._read(stream, taken, now_s)
         if self._reducer is not None:
             self._reduce(self._reducer, taken, now_s)
@@ -122,13 +133,18 @@ class Intake:
                 stream.moved = False
                 taken.cursors.append(stream.cursor)
                 if stream.sampler is not None:
-                    taken.samplers[stream.cursor.stream_id] = stream.sampler.state()
+                    taken.samplers[stream.cursor.stream_id] = self._state_at_cursor(stream, stream.sampler)
         return taken
+
+    def _state_at_cursor(self, stream: Stream, sampler: StreamSampler[Found]) -> Mapping[str, Any]:
+        """A sampler is ahead of the cursor where its decisions wait for other ranks."""
+        first = self._reducer.first(stream.header.stream_id) if self._reducer is not None else None
+        return sampler.state() if first is None or first.before is None else first.before
 
     def is_full(self, taken: Taken) -> bool:
         limits = self._limits
         is_large = len(taken.items) >= limits.items_max or taken.size_bytes >= limits.bytes_max
-        return is_large or taken.scanned >= SCAN_MAX
+        return is_large or taken.scanned >= SCAN_MAX or self._scanned_bytes >= SCAN_BYTES_MAX
 
     def _read(self, stream: Stream, taken: Taken, now_s: float) -> None:
         """Look at the next records of one stream, and take those that are decided."""
@@ -140,7 +156,7 @@ class Intake:
             if not found:
                 break
             for finding in found:
-                self._offer(stream, Found(finding, stream.ahead), taken)
+                self._look(stream, finding, taken)
                 if self.is_full(taken) or self._is_ahead(stream):
                     break
         sampler = stream.sampler
@@ -163,29 +179,34 @@ class Intake:
         reducer = self._reducer
         return reducer is not None and reducer.is_ahead(stream.header.stream_id)
 
-    def _offer(self, stream: Stream, found: Found, taken: Taken) -> None:
+    def _look(self, stream: Stream, finding: Finding, taken: Taken) -> None:
+        """Take one finding into account; what is a record goes on to sampling, if there is any."""
         if not stream.is_judged:
             self._judge(stream)
-        finding = found.finding
+        start, ledger = stream.ahead, stream.ledger
         stream.ahead = finding.end
         taken.scanned += 1
-        found.is_new = stream.ledger.account(finding)
-        if found.is_new and isinstance(finding, Frame):
-            try:
-                found.record = decode_record(finding.payload)
-            except CorruptionError as error:
-                log.warning("%s: record %d: %s", stream.reader.folder, finding.ordinal, error)
-                found.is_unreadable = True
-        record = found.record
+        self._scanned_bytes += finding.end - start if isinstance(finding, Frame) else 0
+        reclaimed = _begins_late(stream, finding)
+        is_new = ledger.account(finding)
+        record = _record_of(finding) if is_new else None
         if record is not None and record.kind is RecordKind.RUN_FINISH:
             stream.ended = True
-        if stream.sampler is None:
-            self._commit(stream, Decision(found, record), taken)
+        sampler = stream.sampler
+        if sampler is None:
+            stream.moved = True
+            stream.cursor.offset = finding.end
+            if reclaimed:
+                taken.already += _name_reclaimed(ledger, stream, finding)
+            if is_new:
+                self._take(stream, finding, record, taken)
             return
-        size_bytes = len(finding.payload) if isinstance(finding, Frame) else 0
-        stream.sampler.offer(found, record, size_bytes)
-        self._drain(stream, stream.sampler, taken)
-        if record is not None and record.kind is RecordKind.GENERATIONS and stream.sampler.waits:
+        if reclaimed:
+            _name_reclaimed(ledger, stream, finding)
+        found = Found(finding, start, reclaimed, record)
+        sampler.offer(found, record, finding.end - start if record is not None else 0)
+        self._drain(stream, sampler, taken)
+        if record is not None and record.kind is RecordKind.GENERATIONS and sampler.waits:
             found.put_aside()
 
     def _drain(self, stream: Stream, sampler: StreamSampler[Found], taken: Taken) -> None:
@@ -201,25 +222,21 @@ class Intake:
         for name, stream in self.streams.items():
             newest = stream.sampler.newest if stream.sampler is not None else None
             progress[name] = ENDED if stream.ended or self._is_over(stream, now_s) else newest
-        count = len(taken.items)
+        settled = reducer.settled
         for name, decision in reducer.decided(progress, now_s, time.time_ns()):
             self._commit(self.streams[name], decision, taken)
-        if len(taken.items) != count:
+        if reducer.settled != settled:
             taken.notes[RANKS_NOTE] = reducer.state()
 
     def _commit(self, stream: Stream, decision: Decision[Found], taken: Taken) -> None:
         """A finding is decided: the cursor moves behind it, and its record goes where the verdict says."""
-        found = decision.tag
-        finding, cursor = found.finding, stream.cursor
+        found, cursor = decision.tag, stream.cursor
+        finding = found.finding
         stream.moved = True
-        if isinstance(finding, Gap) and finding.start == 0:
-            stream.late = os.path.exists(os.path.join(stream.reader.folder, RECLAIMED_NAME))
-        is_new = found.is_new if cursor.ledger is stream.ledger else cursor.ledger.account(finding)
         cursor.offset = finding.end
-        if not isinstance(finding, Frame):
-            return
-        if stream.late:
-            _account_late(stream, finding, taken)
+        is_new = cursor.ledger.account(finding)
+        if found.reclaimed:
+            taken.already += _name_reclaimed(cursor.ledger, stream, finding)
         if not is_new:
             return
         if decision.why:
@@ -227,25 +244,47 @@ class Intake:
             self._tell_missing_rank(decision)
             return
         record = _picked(stream, decision) if decision.rows else decision.record
+        is_same = record is found.record
+        self._take(stream, finding, record, taken, is_same=is_same, thinned=decision.thinned)
+
+    def _take(
+        self,
+        stream: Stream,
+        finding: Finding,
+        record: Record | None,
+        taken: Taken,
+        *,
+        is_same: bool = True,
+        thinned: int = 0,
+    ) -> None:
+        """A record is to be delivered, as it stands in the stream or not. None: it cannot be read."""
+        assert isinstance(finding, Frame), "records come in frames"
         if record is None:
+            log.warning("%s: record %d cannot be read", stream.reader.folder, finding.ordinal)
             taken.unreadable += 1
         elif finding.ordinal < stream.already:
             taken.already += 1
         else:
-            payload = finding.payload if record is found.record and finding.payload else encode_record(record)
-            taken.items.append(Item(cursor.stream_id, finding.ordinal, stream.header.rank, record, payload))
+            payload = finding.payload if is_same and finding.payload else encode_record(record)
+            taken.items.append(Item(stream.cursor.stream_id, finding.ordinal, stream.header.rank, record, payload))
             taken.size_bytes += len(payload)
-            taken.thinned += decision.thinned
+            taken.thinned += thinned
 
     def _learn(self) -> None:
         """What a run asks for stands in its first record; it counts for all its streams, whatever is read first."""
+        unknown: set[str] = set()
         for stream in self.streams.values():
             if stream.is_learned or stream.header.stream_class != SCALARS:
-                stream.is_learned = True
                 continue
+            stream.known_s = stream.known_s or self._now_s
             stream.is_learned = stream.cursor.offset > 0
             if not stream.is_learned:
                 self._learn_from(stream)
+            if not stream.is_learned and self._now_s - stream.known_s < LEARN_S:
+                unknown.add(stream.header.writer_id)
+        for stream in self.streams.values():
+            if stream.header.stream_class != SCALARS:
+                stream.is_learned = stream.is_judged or stream.header.writer_id not in unknown
 
     def _learn_from(self, stream: Stream) -> None:
         final = os.path.exists(os.path.join(stream.reader.folder, SEALED_NAME))
@@ -294,30 +333,36 @@ class Intake:
     def _tell_missing_rank(self, decision: Decision[Found]) -> None:
         if decision.why != BY_RANK or self._reducer is not None or self._told_ranks:
             return
-        self._told_ranks = True
-        ranks = sorted({stream.header.rank for stream in self.streams.values()})
-        if 0 not in ranks:
+        if 0 not in self._ranks:
+            self._told_ranks = True
+            ranks = ", ".join(map(str, sorted(self._ranks)))
             why = f"metrics of ranks {ranks} only, and of rank 0 none: nothing is shown; set sampling.rank to all"
             self._store.trouble(self._run_id, why, parked=False, retried=False)
 
 
-def _account_late(stream: Stream, first: Frame, taken: Taken) -> None:
-    """Records reclaimed before this lane's state began: delivered if the tracker says so, else told as such."""
-    stream.late = False
-    ledger = stream.cursor.ledger
-    there = first.ordinal <= stream.already
-    missing = ledger.dropped.get(MISSING, 0)
-    for each in {id(ledger): ledger, id(stream.ledger): stream.ledger}.values():
-        each.move(MISSING, None if there else "reclaimed", missing)
-    taken.already += missing if there else 0
+def _begins_late(stream: Stream, finding: Finding) -> bool:
+    """Whether this is the first frame of a stream whose beginning was reclaimed before this lane's state began."""
+    return (
+        isinstance(finding, Frame)
+        and stream.ledger.ordinal == 0 < finding.ordinal
+        and os.path.exists(os.path.join(stream.reader.folder, RECLAIMED_NAME))
+    )
+
+
+def _name_reclaimed(ledger: Ledger, stream: Stream, first: Finding) -> int:
+    """Records that were reclaimed: delivered if the tracker says so, else told as such. Returns how many it has."""
+    there = isinstance(first, Frame) and first.ordinal <= stream.already
+    missing = ledger.move(MISSING, None if there else "reclaimed", ledger.dropped.get(MISSING, 0))
+    return missing if there else 0
 
 
 def _picked(stream: Stream, decision: Decision[Found]) -> Record | None:
     """The chosen rows of a part of a table, which was put aside meanwhile. None when it cannot be read any more."""
-    record = decision.tag.record
+    record, finding = decision.tag.record, decision.tag.finding
     if record is None:
-        found, _ = stream.reader.read(decision.tag.start, bytes_max=FRAME_BYTES_MAX)
-        record = _record_of(found[0]) if found else None
+        start = decision.tag.start
+        found, _ = stream.reader.read(start, bytes_max=finding.end - start)
+        record = _record_of(found[0]) if found and found[0].end == finding.end else None
     if record is None:
         return None
     return replace(record, body=picked(record.body, decision.rows, decision.part, decision.parts))

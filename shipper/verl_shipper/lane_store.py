@@ -161,6 +161,8 @@ class LaneStore:
     def seal(self, run_id: str, batch_id: str, taken: Taken) -> Sealed | None:
         """Take items from the streams into the outbox: the batch and the cursors behind it, together. Returns the
         batch."""
+        if not (taken.items or taken.cursors or taken.notes):
+            return None
         position = None
         with self._transaction():
             if taken.items:

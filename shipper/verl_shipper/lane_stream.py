@@ -20,8 +20,7 @@ class Found:
 
     finding: Finding
     start: int
-    is_new: bool = False
-    is_unreadable: bool = False
+    reclaimed: bool = False  # the first frame behind a beginning that was reclaimed before this lane's state began
     record: Record | None = None
 
     def put_aside(self) -> None:
@@ -40,13 +39,14 @@ class Stream:
     cursor: Cursor
     already: int = 0  # ordinals below this are at the tracker (its watermark)
     exhausted: bool = False  # sealed, and read to its end
-    late: bool = False  # its beginning was reclaimed before this lane's state began
     ended: bool = False  # its run has said that it is over
     sampler: StreamSampler[Found] | None = None  # None: everything is delivered
     is_learned: bool = False  # what its run asks for has been looked up
     is_judged: bool = False  # `sampler` has been decided
     moved: bool = False  # the cursor, since it was last committed
     grown_s: float = 0.0  # when there was last something new in it
+    known_s: float = 0.0  # when it was looked at first
+    turn: int = 0  # when it was read last, as a count
     ahead: int = field(init=False)  # how far it has been looked at; behind the cursor records wait for a verdict
     ledger: Ledger = field(init=False)  # account of what has been looked at
 

@@ -22,7 +22,8 @@ from verl_shipper.values import DEPTH_MAX, key_text
 
 VALIDATION = re.compile(r"(?:val|valid|validation|eval|test)(?:$|[-_/.])")
 UNWANTED = 0
-NAMES_MAX = 100_000  # names that are remembered; somebody may make up new ones for ever
+NAMES_MAX = 20_000  # names that are remembered; somebody may make up new ones for ever
+EVERY_MAX = 2**62  # beyond any step, and still a number that can be written down
 
 
 class Names:
@@ -31,14 +32,16 @@ class Names:
     def __init__(self, sampling: Sampling) -> None:
         self._include = _any_of(sampling.include)
         self._exclude = _any_of(sampling.exclude)
-        frequency = sorted(sampling.log_frequency.items(), key=lambda item: -_letters(item[0]))
+        frequency = {pattern: min(max(every, 1), EVERY_MAX) for pattern, every in sampling.log_frequency.items()}
         self._frequency = [
-            (re.compile(fnmatch.translate(pattern)).match, pattern[:1] in "*?[", every) for pattern, every in frequency
+            (re.compile(fnmatch.translate(pattern)).match, pattern[:1] in ("*", "?", "["), every)
+            for pattern, every in sorted(frequency.items(), key=lambda item: -_letters(item[0]))
         ]
         self.all_wanted = not sampling.include and not sampling.exclude
-        self.intervals = frozenset(every for every in sampling.log_frequency.values() if every > 1)
+        self.intervals = frozenset(every for every in frequency.values() if every > 1)
         self._known: dict[str, int] = {}
-        self._shapes: dict[tuple[Any, ...], frozenset[int]] = {}
+        self._shapes: dict[tuple[str, ...], frozenset[int]] = {}
+        self._shapes_names = 0
 
     @property
     def is_trivial(self) -> bool:
@@ -59,10 +62,17 @@ class Names:
         shape = tuple(body)  # the same few sets of names come again and again
         known = self._shapes.get(shape)
         if known is None:
-            if len(self._shapes) >= 1000:
-                self._shapes.clear()
-            known = self._shapes[shape] = frozenset(self.every(key_text(key)) for key in body)
+            known = frozenset(self.every(key_text(key)) for key in body)
+            if all(isinstance(key, str) for key in body):  # 1 and True are one key, but two names
+                self._remember(shape, known)
         return known
+
+    def _remember(self, shape: tuple[str, ...], groups: frozenset[int]) -> None:
+        self._shapes_names += len(shape) + 1
+        if self._shapes_names > NAMES_MAX:
+            self._shapes.clear()
+            self._shapes_names = len(shape) + 1
+        self._shapes[shape] = groups
 
     def _judge(self, name: str) -> int:
         if (self._include and not self._include.match(name)) or (self._exclude and self._exclude.match(name)):

@@ -1,13 +1,15 @@
 """One value of all ranks: records of the same step in several streams of a run become one.
 
 Behind the streams' own samplers, so that only kept steps come here. A step is settled when every rank has gone beyond
-it or has ended, or when it has waited for `timeout_s`: who is late then is not waited for until it has caught up.
+it or has ended, or when it has waited for `timeout_s`: who is late then is not waited for until it has caught up. Ranks
+of the run that never showed up may be on other nodes: they are waited for once, at the beginning.
 
     offer(stream, decision)     in each stream's order
     decided(...)                what is settled, in each stream's order; all records of a step together
 
 The record of the lowest rank carries the result, the others are sampled out. Numbers that only others have are added
 to it; what is no number is the lowest rank's. What a rank brings for a step that was settled without it is sampled out.
+A stream that goes back to steps it had before waits for nobody: these are settled again, each with what is there.
 
 Must not know: the spool. Time is passed in.
 """
@@ -54,16 +56,27 @@ class Reducer(Generic[Tag]):
         self._settled: dict[int, tuple[set[str], int]] = {}  # step → streams that were in it, wall time
         self._waits_for: int | None = None
         self._since_s = 0.0
+        self._seen: set[int] = set()
+        self._world = 1
+        self._begun_s: float | None = None
+        self.settled = 0  # steps so far
 
-    def add(self, stream: str, rank: int, created_ns: int) -> None:
+    def add(self, stream: str, rank: int, created_ns: int, world: int = 1) -> None:
         self._ranks.setdefault(stream, _Rank(rank, created_ns))
+        self._seen.add(rank)
+        self._world = max(self._world, world)
 
     def forget(self, stream: str) -> None:
         self._ranks.pop(stream, None)
 
     def is_ahead(self, stream: str) -> bool:
         """Whether a stream should not be read on for now."""
-        return len(self._ranks[stream].queue) >= AHEAD_MAX
+        return stream in self._ranks and len(self._ranks[stream].queue) >= AHEAD_MAX
+
+    def first(self, stream: str) -> Decision[Tag] | None:
+        """The first of a stream that waits."""
+        queue = self._ranks[stream].queue if stream in self._ranks else None
+        return queue[0] if queue else None
 
     @property
     def waits(self) -> bool:
@@ -79,22 +92,29 @@ class Reducer(Generic[Tag]):
         while True:
             for stream, rank in self._ranks.items():
                 while rank.queue and self._is_free(stream, rank):
-                    yield stream, self._freed(rank.queue.popleft())
-            heads = [step for rank in self._ranks.values() if (step := _step(rank.queue)) is not None]
+                    yield stream, _left_out(rank.queue.popleft())
+            heads = [step for rank in self._ranks.values() if rank.queue and (step := _step(rank.queue[0])) is not None]
             if not heads or not self._is_ready(min(heads), progress, now_s):
                 return
             yield from self._settle(min(heads), now_ns)
 
     def state(self) -> list[Any]:
         """What a later process needs to go on."""
-        return [[step, sorted(streams), time_ns] for step, (streams, time_ns) in self._settled.items()]
+        names = sorted({stream for streams, _ in self._settled.values() for stream in streams})
+        index = {name: number for number, name in enumerate(names)}
+        settled = [
+            [step, sorted(index[name] for name in streams), time_ns]
+            for step, (streams, time_ns) in self._settled.items()
+        ]
+        return [names, settled]
 
     def restore(self, state: list[Any]) -> None:
-        self._settled = {step: (set(streams), time_ns) for step, streams, time_ns in state}
+        names, settled = state
+        self._settled = {step: ({names[index] for index in streams}, time_ns) for step, streams, time_ns in settled}
 
     def _is_free(self, stream: str, rank: _Rank[Tag]) -> bool:
         """Whether the first in a queue need not wait: it is no metrics of a step, or too late."""
-        step = _step(rank.queue)
+        step = _step(rank.queue[0])
         return step is None or self._came_late(step, stream, rank)
 
     def _came_late(self, step: int, stream: str, rank: _Rank[Tag]) -> bool:
@@ -102,42 +122,42 @@ class Reducer(Generic[Tag]):
         # A stream that began only afterwards is another attempt at the same steps, not a rank that is late.
         return streams is not None and stream not in streams and rank.created_ns < time_ns
 
-    def _freed(self, decision: Decision[Tag]) -> Decision[Tag]:
-        is_late = _step(deque([decision])) is not None
-        return Decision(decision.tag, why=BY_RANK) if is_late else decision
-
     def _is_ready(self, step: int, progress: Mapping[str, float | None], now_s: float) -> bool:
         if self._waits_for != step:
             self._waits_for, self._since_s = step, now_s
+        if self._begun_s is None:
+            self._begun_s = now_s
         is_over = now_s - self._since_s >= self._timeout_s
-        missing = False
+        missing = len(self._seen) < self._world and now_s - self._begun_s < self._timeout_s
         for stream, rank in self._ranks.items():
             newest = progress.get(stream, ENDED)
             if newest is not None and newest > step:
                 rank.is_late = False
             elif is_over:
                 rank.is_late = True
-            elif not rank.is_late:
+            elif not rank.is_late and not self.is_ahead(stream):
                 missing = True
-        return not missing or any(len(rank.queue) >= AHEAD_MAX for rank in self._ranks.values())
+        return not missing
 
     def _settle(self, step: int, now_ns: int) -> Iterator[tuple[str, Decision[Tag]]]:
         taken: list[tuple[str, _Rank[Tag], list[Decision[Tag]]]] = []
         for stream, rank in self._ranks.items():
-            if _step(rank.queue) != step:
+            if not rank.queue or _step(rank.queue[0]) != step:
                 continue
             decisions = []
-            while rank.queue and _step(rank.queue) in (step, None):
+            while rank.queue and _step(rank.queue[0]) in (step, None):
                 decisions.append(rank.queue.popleft())
             taken.append((stream, rank, decisions))
         carrier = min(taken, key=lambda each: each[1].order)[0]
         values = [(stream, _numbers(decisions)) for stream, _, decisions in taken]
         result = self._reduce([numbers for _, numbers in values])
-        self._settled[step] = ({stream for stream, _, _ in taken}, now_ns)
+        self.settled += 1
+        before, _ = self._settled.pop(step, (set(), 0))
+        self._settled[step] = (before | {stream for stream, _, _ in taken}, now_ns)
         if len(self._settled) > SETTLED_MAX:
             del self._settled[next(iter(self._settled))]
         for stream, _, decisions in taken:
-            for decision in _carrying(decisions, result) if stream == carrier else _left_out(decisions):
+            for decision in _carrying(decisions, result) if stream == carrier else map(_left_out, decisions):
                 yield stream, decision
 
     def _reduce(self, ranks: list[dict[str, Number]]) -> dict[str, Number]:
@@ -145,9 +165,9 @@ class Reducer(Generic[Tag]):
         return {name: reduced(self._mode, [numbers[name] for numbers in ranks if name in numbers]) for name in names}
 
 
-def _step(queue: deque[Decision[Tag]]) -> int | None:
-    """Step of the metrics at the head; None for anything else, and for metrics that are sampled out or have none."""
-    record = queue[0].record if queue else None
+def _step(decision: Decision[Tag]) -> int | None:
+    """Step of metrics; None for anything else, and for metrics that are sampled out or have none."""
+    record = decision.record
     return record.step if record is not None and record.kind is RecordKind.METRICS else None
 
 
@@ -163,20 +183,19 @@ def _numbers(decisions: list[Decision[Tag]]) -> dict[str, Number]:
 def _carrying(decisions: list[Decision[Tag]], result: Mapping[str, Number]) -> Iterator[Decision[Tag]]:
     """The carrier's decisions with the result in them; what has no place of its own goes to the last one."""
     left = dict(result)
-    places = [index for index, decision in enumerate(decisions) if _step(deque([decision])) is not None]
+    last = max(index for index, decision in enumerate(decisions) if _step(decision) is not None)
     for index, decision in enumerate(decisions):
         record = decision.record
-        if index not in places or record is None:
+        if record is None or _step(decision) is None:
             yield decision
             continue
         mine = {name: result[name] for name in flatten_metrics(record.body).numbers}
         for name in mine:
             left.pop(name, None)
-        if index == places[-1]:
+        if index == last:
             mine |= left
         yield replace(decision, record=replace(record, body=with_numbers(record.body, mine)))
 
 
-def _left_out(decisions: list[Decision[Tag]]) -> Iterator[Decision[Tag]]:
-    for decision in decisions:
-        yield decision if _step(deque([decision])) is None else Decision(decision.tag, why=BY_RANK)
+def _left_out(decision: Decision[Tag]) -> Decision[Tag]:
+    return decision if _step(decision) is None else Decision(decision.tag, why=BY_RANK)

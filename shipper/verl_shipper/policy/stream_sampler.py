@@ -2,7 +2,8 @@
 
     offer(tag, record)        the next one; `tag` is the caller's
     end()                     nothing more comes, or nothing for a while: the newest step is the last
-    decided()                 what is settled by now, in order; a record that waits holds back those behind it
+    decided()                 what is settled by now, in order; a record that waits holds back those behind it. To be
+                              asked after every offer
 
     kind                      kept
     run_start, run_finish, file   always
@@ -25,9 +26,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from verl_shipper.policy.patterns import UNWANTED, Names
-from verl_shipper.policy.sampling import RANK_0, RANK_ALL, Sampling, TraceSampling
+from verl_shipper.policy.sampling import RANK_0, RANK_ALL, REDUCTIONS, Sampling, TraceSampling
 from verl_shipper.policy.steps import Steps, Verdict
-from verl_shipper.policy.tables import INPUTS_CHARS_MAX, Table, is_last, rows_of
+from verl_shipper.policy.tables import INPUTS_CHARS_MAX, Table, is_first, is_last, key_of, rows_of
 from verl_shipper.policy.traces import Decode, Traces, trimmed
 from verl_shipper.policy.window import Window
 from verl_shipper.values import DEPTH_MAX, flatten_metrics, key_text
@@ -52,7 +53,8 @@ class Writer:
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Tag]):
     """`record`: as it is to be delivered. None: sampled out, by `why`; no record at all when that is empty; a part of a
-    table that is to be read again when `rows` says which of its rows. `thinned`: values that were taken out."""
+    table that is to be read again when `rows` says which of its rows. `thinned`: values that were taken out. `before`:
+    the sampler's state in front of it, where somebody may still hold it back."""
 
     tag: Tag
     record: Record | None = None
@@ -61,6 +63,7 @@ class Decision(Generic[Tag]):
     rows: tuple[int, ...] = ()
     part: int = 0
     parts: int = 0
+    before: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class _Waiting(Generic[Tag]):
     record: Record | None
     size_bytes: int = 0
     groups: frozenset[int] = frozenset()
-    is_late: bool = False
+    turn: int = 0
     table: Table | None = None
     part: int = 0
 
@@ -81,7 +84,7 @@ class StreamSampler(Generic[Tag]):
     def is_trivial(sampling: Sampling, writer: Writer, *, is_scalars: bool) -> bool:
         """Whether everything in such a stream is delivered as it is, so that nobody need ask."""
         if not is_scalars:
-            return sampling.log_val_generations is None and sampling.traces == TraceSampling()
+            return sampling.log_val_generations is None and replace(sampling.traces, tokenizer=None) == TraceSampling()
         alone = writer.rank == 0 and (sampling.rank == RANK_0 or (sampling.rank == RANK_ALL and writer.world <= 1))
         return alone and Names(sampling).is_trivial
 
@@ -97,6 +100,9 @@ class StreamSampler(Generic[Tag]):
         self._steps = Steps(self._names.intervals, patient=self._window is not None)
         self._traces = Traces(sampling.traces)
         self._table: Table | None = None
+        self._ended_table: tuple[Any, ...] | None = None  # the key of the last one; what still comes of it is left out
+        self._gathered: int | None = None  # the newest step whose values are in the window
+        self._keeps_states = sampling.rank in REDUCTIONS and bool(self._names.intervals)
         self._queue: deque[_Waiting[Tag]] = deque()
         self._bytes = 0
         self.newest: int | None = None  # step of metrics offered so far
@@ -111,7 +117,7 @@ class StreamSampler(Generic[Tag]):
     def offer(self, tag: Tag, record: Record | None, size_bytes: int = 0) -> None:
         """The next finding of the stream; None for what is no record."""
         entry = _Waiting(tag, record, size_bytes)
-        if record is not None:
+        if record is not None and not self._refuse:
             if record.kind is RecordKind.METRICS:
                 self._offer_metrics(entry, record)
             elif record.kind is RecordKind.GENERATIONS and self._sampling.log_val_generations is not None:
@@ -137,11 +143,20 @@ class StreamSampler(Generic[Tag]):
 
     def state(self) -> dict[str, Any]:
         window = {} if self._window is None else self._window.state()
-        return {"steps": self._steps.state(), "window": window, "traces": self._traces.state()}
+        return {
+            "steps": self._steps.state(),
+            "gathered": self._gathered,
+            "window": window,
+            "table": self._ended_table,
+            "traces": self._traces.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._steps.restore(state.get("steps", {}))
+        self._gathered = state.get("gathered")
         self._traces.restore(state.get("traces", []))
+        table = state.get("table")
+        self._ended_table = None if table is None else tuple(table)
         if self._window is not None:
             self._window.restore(state.get("window", {}))
 
@@ -150,32 +165,34 @@ class StreamSampler(Generic[Tag]):
         step = record.step
         if step is not None and (self.newest is None or step > self.newest):
             self.newest = step
-        if step is None or not self._names.intervals or not entry.groups:
+        if step is None or not self._names.intervals or entry.groups <= {UNWANTED}:
             return
-        entry.is_late = self._steps.newest is not None and step < self._steps.newest
         if self._steps.first is None or not entry.groups.isdisjoint(self._names.intervals):
             self._steps.see(step)
+        entry.turn = self._steps.turn
 
     def _offer_part(self, entry: _Waiting[Tag], record: Record) -> None:
-        if self._sampling.log_val_generations == 0 and rows_of(record.body):
-            self._close_table()
-            entry.table = Table(record.step, None, is_whole=True)
-        else:
-            table = self._table
-            if table is None or not table.continues(record.step, record.body):
+        key, rows = key_of(record.step, record.body), rows_of(record.body)
+        table = self._table
+        if table is None or table.key != key or is_first(record.body):
+            is_over = key == self._ended_table and not is_first(record.body)
+            if is_over or (rows and self._sampling.log_val_generations == 0):
+                entry.table = Table(key, is_whole=True)
+            else:
                 self._close_table()
-                table = self._table = Table(record.step, record.body.get("call"))
-            entry.table, entry.part = table, table.add(record.body)
+                table = self._table = Table(key)
+        if entry.table is None and table is not None:
+            entry.part = table.add(record.body)
+            entry.table = table if rows else None  # an empty table is kept as it is
             if is_last(record.body) or table.chars > INPUTS_CHARS_MAX:
                 self._close_table()
-            if not rows_of(record.body):
-                entry.table = None  # an empty table is kept as it is
-                return
-        entry.record, entry.size_bytes = None, 0  # outputs are large; the caller reads them again
+        if entry.table is not None:
+            entry.record, entry.size_bytes = None, 0  # outputs are large; the caller reads them again
 
     def _close_table(self) -> None:
         if self._table is not None:
             self._table.choose(self._sampling.log_val_generations or 0)
+            self._ended_table = self._table.key
             self._table = None
 
     def _decide(self, entry: _Waiting[Tag]) -> Decision[Tag] | None:
@@ -221,6 +238,7 @@ class StreamSampler(Generic[Tag]):
         if self._others:
             return Decision(entry.tag, why=BY_RANK)
         drop = {UNWANTED} & entry.groups
+        before = None
         if record.step is not None and self._names.intervals:
             for every in entry.groups & self._names.intervals:
                 verdict = self._steps.verdict(every, record.step)
@@ -228,38 +246,40 @@ class StreamSampler(Generic[Tag]):
                     return None
                 if verdict is Verdict.DROP:
                     drop |= {every}
-        if self._window is not None and not entry.is_late and record.step is not None:
-            record = self._gather(entry, record, drop)
+            if self._keeps_states and not drop >= entry.groups:
+                before = {**self.state(), "steps": self._steps.state_at(entry.turn)}
+            if self._window is not None:
+                record = self._gather(entry, record, record.step, drop, self._window)
         if not drop:
-            return Decision(entry.tag, self._named(record))
+            return Decision(entry.tag, self._named(record), before=before)
         if drop >= entry.groups:
             return Decision(entry.tag, why=BY_NAME if drop == {UNWANTED} else BY_STEP)
         body, thinned = _without(record.body, lambda name: self._names.every(name) in drop)
-        return Decision(entry.tag, self._named(replace(record, body=body)), thinned=thinned)
+        return Decision(entry.tag, self._named(replace(record, body=body)), thinned=thinned, before=before)
 
-    def _gather(self, entry: _Waiting[Tag], record: Record, drop: frozenset[int] | set[int]) -> Record:
-        """Numbers of steps that are dropped are added up, those of kept ones replaced by what was added up."""
-        window, intervals, step = self._window, self._names.intervals, record.step
-        assert window is not None, "asked for a window"
+    def _gather(self, entry: _Waiting[Tag], record: Record, step: int, drop: set[int], window: Window) -> Record:
+        """Numbers are added up; where a window ends with this step they are replaced by what was added up."""
+        intervals = self._names.intervals
+        if (self._gathered is not None and step < self._gathered) or entry.groups.isdisjoint(intervals):
+            return record  # too late for its window, or none of it
+        self._gathered = step
+        ending = {every for every in (entry.groups & intervals) - drop if self._steps.is_last(every, step)}
         changed: dict[str, int | float] = {}
         for name, number in flatten_metrics(record.body).numbers.items():
             every = self._names.every(name)
-            if every not in intervals:
-                continue
-            if every in drop or step == self._steps.first:
+            if every in ending:
+                changed[name] = window.peek(name, number)
+            elif every in intervals:
                 window.add(name, number)
-            else:
-                changed[name] = window.take(name, number)
-        kept = (entry.groups & intervals) - drop
-        if kept and step != self._steps.first and not self._has_company(entry, kept):
-            changed |= window.take_rest(lambda name: self._names.every(name) in kept)
+        ended = {every for every in ending if not self._has_company(entry, step, every)}
+        if ended:
+            changed |= window.take_rest(lambda name: self._names.every(name) in ended)
         return replace(record, body=with_numbers(record.body, changed)) if changed else record
 
-    def _has_company(self, entry: _Waiting[Tag], kept: frozenset[int]) -> bool:
+    def _has_company(self, entry: _Waiting[Tag], step: int, every: int) -> bool:
         """Whether a later record of the same step waits, which will take what is left."""
-        step = entry.record.step if entry.record else None
         return any(
-            other is not entry and other.record is not None and other.record.step == step and other.groups & kept
+            other is not entry and other.record is not None and other.record.step == step and every in other.groups
             for other in self._queue
         )
 

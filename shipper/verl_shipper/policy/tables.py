@@ -3,6 +3,9 @@
 As verl chooses them: rows sorted by input, shuffled with the seed 42, the first N. A table may come in many parts; the
 choice is made when the last one is there, from the inputs alone, so that nobody has to hold the outputs meanwhile.
 
+Parts of another table in between, or more than can be held, end a table: the choice is among the rows so far, and what
+comes of it later is left out.
+
 Must not know: where the parts are kept. A table of any shape gives some choice; without a column `input` the first
 column counts.
 """
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_shipper.policy.shuffle import shuffled
+from verl_shipper.values import to_json
 
 SEED = 42  # verl's
 INPUTS_CHARS_MAX = 64 * 1024 * 1024  # of one table; beyond, the choice is made among the rows so far
@@ -23,17 +27,12 @@ INPUTS_CHARS_MAX = 64 * 1024 * 1024  # of one table; beyond, the choice is made 
 class Table:
     """A validation's table while its parts come in. Part numbers here are those of arrival."""
 
-    step: int | None
-    call: Any
+    key: tuple[int | None, int]
     inputs: list[tuple[str, int, int]] = field(default_factory=list)  # input, part, row
     parts: int = 0
     chars: int = 0
     is_whole: bool = False
     chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rows by part
-
-    def continues(self, step: int | None, body: Mapping[Any, Any]) -> bool:
-        """Whether a further part belongs to this table."""
-        return not self.is_whole and (self.step, self.call) == (step, body.get("call")) and bool(body.get("part"))
 
     def add(self, body: Mapping[Any, Any]) -> int:
         """Take a part; returns its number."""
@@ -59,6 +58,18 @@ class Table:
         self.inputs.clear()
 
 
+def key_of(step: int | None, body: Mapping[Any, Any]) -> tuple[int | None, int]:
+    """Which table of a stream a part belongs to."""
+    call = body.get("call")
+    return step, call if isinstance(call, int) else 0
+
+
+def is_first(body: Mapping[Any, Any]) -> bool:
+    """Whether a part says that it is the first one of its table."""
+    part = body.get("part")
+    return not isinstance(part, int) or part <= 0
+
+
 def rows_of(body: Mapping[Any, Any]) -> list[Any]:
     rows = body.get("rows")
     return rows if isinstance(rows, list) else []
@@ -78,4 +89,4 @@ def picked(body: Mapping[Any, Any], rows: tuple[int, ...], part: int, parts: int
 
 def _text(row: Any, column: int) -> str:
     cell = row[column] if isinstance(row, (list, tuple)) and len(row) > column else row
-    return cell if isinstance(cell, str) else repr(cell)
+    return cell if isinstance(cell, str) else repr(to_json(cell))

@@ -2,7 +2,8 @@
 
     rate                            share of the traces; a trace's own id decides, so that all its spans agree
     max_samples_per_step_per_worker of one stream (a worker) and one step, so many different samples, with all their
-                                    spans; a sample is the attribute `sample_index`, or else the trace
+                                    spans; a sample is the attribute `sample_index`, or else the trace. Without a step:
+                                    always
     include_prompt: false           prompts inside inputs and outputs are left out, visibly
     token2text                      texts take the place of token ids, where the caller can decode them
     max_length                      longer texts are cut, with a mark that says how much is gone
@@ -17,17 +18,17 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from verl_shipper.policy.sampling import TraceSampling
-from verl_shipper.values import DEPTH_MAX
+from verl_shipper.values import DEPTH_MAX, to_json
 
 Decode: TypeAlias = Callable[[list[int]], "str | None"]
 
-STEPS_MAX = 8  # steps whose samples are remembered; spans of older ones come too late
+STEPS_MAX = 32  # steps whose samples are remembered; one that comes back later begins anew
 PROMPT_KEYS = frozenset(
     {"prompt", "prompts", "prompt_ids", "prompt_text", "prompt_token_ids", "raw_prompt", "raw_prompt_ids"}
     | {"messages", "input_ids", "input_text"}
 )
 LEFT_OUT = "[prompt left out]"
-_RATE_BYTES = 8
+_DIGEST_BYTES = 8
 
 
 class Traces:
@@ -35,7 +36,7 @@ class Traces:
 
     def __init__(self, sampling: TraceSampling) -> None:
         self._sampling = sampling
-        self._samples: dict[int | None, set[str]] = {}  # by step, in the order the steps came
+        self._samples: dict[int, set[bytes]] = {}  # by step, in the order the steps came
 
     def wants(self, step: int | None, body: Mapping[Any, Any]) -> bool:
         """Whether a span is kept. Asked once per span, in the order of the stream."""
@@ -43,7 +44,7 @@ class Traces:
         if not sampling.enabled or not _is_drawn(body.get("trace_id"), sampling.rate):
             return False
         limit = sampling.max_samples_per_step_per_worker
-        if limit is None:
+        if limit is None or step is None:
             return True
         samples = self._samples.get(step)
         if samples is None:
@@ -71,7 +72,9 @@ def trimmed(body: dict[Any, Any], sampling: TraceSampling, decode: Decode | None
     changed = dict(body)
     if not sampling.include_prompt:
         inputs = body.get("inputs")
-        changed["inputs"] = LEFT_OUT if isinstance(inputs, str) else _without_prompts(inputs, 0)
+        # Arguments have names; what has none is the prompt itself: text, messages or ids.
+        is_named = inputs is None or isinstance(inputs, Mapping)
+        changed["inputs"] = _without_prompts(inputs, 0) if is_named else LEFT_OUT
         changed["outputs"] = _without_prompts(body.get("outputs"), 0)
     if decode is not None:
         for key in ("inputs", "outputs"):
@@ -137,16 +140,15 @@ def _are_ids(value: Any) -> bool:
 
 
 def _is_drawn(trace_id: Any, rate: float) -> bool:
-    if rate >= 1.0:
-        return True
-    digest = blake2b(trace_id if isinstance(trace_id, bytes) else repr(trace_id).encode(), digest_size=_RATE_BYTES)
-    return bool(int.from_bytes(digest.digest(), "big") < rate * (1 << 8 * _RATE_BYTES))
+    return rate >= 1.0 or int.from_bytes(_digest(trace_id), "big") < rate * (1 << 8 * _DIGEST_BYTES)
 
 
-def _sample(body: Mapping[Any, Any]) -> str:
+def _sample(body: Mapping[Any, Any]) -> bytes:
     attributes = body.get("attributes")
     index = attributes.get("sample_index") if isinstance(attributes, Mapping) else None
-    trace_id = body.get("trace_id")
-    if index is not None:
-        return f"sample {index!r:.40}"
-    return trace_id.hex() if isinstance(trace_id, bytes) else repr(trace_id)[:40]
+    return _digest(body.get("trace_id") if index is None else ["sample", index])
+
+
+def _digest(value: Any) -> bytes:
+    content = value if isinstance(value, bytes) else repr(to_json(value)).encode()
+    return blake2b(content, digest_size=_DIGEST_BYTES).digest()

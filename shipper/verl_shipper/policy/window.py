@@ -1,6 +1,7 @@
 """Values gathered over the steps that are not delivered: mean, min or max up to the next step that is.
 
-NaN stays NaN: whatever it is mixed with, the result is NaN. Must not know: steps, records.
+NaN stays NaN: whatever it is mixed with, the result is NaN. Whole numbers beyond 64 bits become floats, as nobody could
+write them down. Must not know: steps, records.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from verl_shipper.policy.sampling import REDUCTIONS
 
 Number = int | float
 
+NAMES_MAX = 20_000  # names that are gathered at a time; of more than these the last value stands
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # what MessagePack carries
+
 
 class Window:
     """A running value for every name."""
@@ -20,33 +24,40 @@ class Window:
     def __init__(self, mode: str) -> None:
         assert mode in REDUCTIONS, mode
         self._mode = mode
-        self._values: dict[str, list[Number]] = {}  # value so far, count
+        self._values: dict[str, list[Any]] = {}  # value so far, count, whether `peek` has shown the latest
 
     def add(self, name: str, number: Number) -> None:
         known = self._values.get(name)
-        if known is None:
-            self._values[name] = [number, 1]
-        else:
-            known[0] = _joined(self._mode, known[0], number)
-            known[1] += 1
+        if known is not None:
+            known[:] = _joined(self._mode, known[0], number), known[1] + 1, False
+        elif len(self._values) < NAMES_MAX:
+            self._values[name] = [number, 1, False]
 
-    def take(self, name: str, number: Number) -> Number:
-        """The value of a name with `number` as the last one; the name begins anew."""
+    def peek(self, name: str, number: Number) -> Number:
+        """The value of a name so far, `number` included; it may still grow."""
         self.add(name, number)
-        return self._result(self._values.pop(name))
+        known = self._values.get(name)
+        if known is None:
+            return number
+        known[2] = True
+        return self._result(known)
 
     def take_rest(self, wanted: Callable[[str], bool]) -> dict[str, Number]:
-        """Values of names that nothing more comes of."""
-        return {name: self._result(self._values.pop(name)) for name in [name for name in self._values if wanted(name)]}
+        """Names begin anew; the values of those that nobody has seen yet."""
+        taken = {name: self._values.pop(name) for name in [name for name in self._values if wanted(name)]}
+        return {name: self._result(known) for name, known in taken.items() if not known[2]}
 
     def state(self) -> dict[str, Any]:
-        return dict(self._values)
+        """What a later process needs to go on; of use for the same mode only."""
+        return {"mode": self._mode, "values": {name: tuple(known) for name, known in self._values.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._values = {str(name): list(value) for name, value in state.items()}
+        if state.get("mode") == self._mode:
+            self._values = {name: list(known) for name, known in state["values"].items()}
 
-    def _result(self, value: list[Number]) -> Number:
-        return value[0] / value[1] if self._mode == "mean" else value[0]
+    def _result(self, known: list[Any]) -> Number:
+        number: Number = known[0] / known[1] if self._mode == "mean" else known[0]
+        return number
 
 
 def reduced(mode: str, numbers: Iterable[Number]) -> Number:
@@ -66,7 +77,5 @@ def _joined(mode: str, one: Number, other: Number) -> Number:
 
 
 def _sum(one: Number, other: Number) -> Number:
-    try:
-        return one + other
-    except OverflowError:  # a whole number too large for a float
-        return math.inf if one > 0 else -math.inf
+    number = one + other
+    return number if isinstance(number, float) or INT_MIN <= number <= INT_MAX else float(number)

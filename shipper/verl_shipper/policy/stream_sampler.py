@@ -183,7 +183,8 @@ class StreamSampler(Generic[Tag]):
                 table = self._table = Table(key)
         if entry.table is None and table is not None:
             entry.part = table.add(record.body)
-            entry.table = table if rows else None  # an empty table is kept as it is
+            is_empty = not rows and is_first(record.body) and is_last(record.body)
+            entry.table = None if is_empty else table  # an empty table is kept as it is
             if is_last(record.body) or table.chars > INPUTS_CHARS_MAX:
                 self._close_table()
         if entry.table is not None:

@@ -19,7 +19,7 @@ def _verl(samples: list[tuple[str, Any, Any]], count: int) -> list[tuple[str, An
     """As verl's `_maybe_log_val_generations` does it."""
     samples = list(samples)
     samples.sort(key=lambda each: each[0])
-    np.random.RandomState(42).shuffle(samples)  # type: ignore[arg-type]
+    np.random.RandomState(42).shuffle(samples)
     return samples[:count]
 
 

@@ -109,7 +109,7 @@ class Reducer(Generic[Tag]):
         return [names, settled]
 
     def restore(self, state: list[Any]) -> None:
-        names, settled = state
+        names, settled = state or ([], [])
         self._settled = {step: ({names[index] for index in streams}, time_ns) for step, streams, time_ns in settled}
 
     def _is_free(self, stream: str, rank: _Rank[Tag]) -> bool:

@@ -210,7 +210,7 @@ class Daemon:
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A lane's settings; a backend that needs places of its own gets them below our state."""
         places = {"lock_dir": "locks", "work_dir": os.path.join("sdk", name)}
-        known = load_backend(name).settings_known or ()
+        known = load_backend(name).setting_names()
         given = {key: os.path.join(self.places.state_dir, below) for key, below in places.items() if key in known}
         return {**given, **settings}
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from verl_shipper import status
-from verl_shipper.config import Config, check_backends
+from verl_shipper.config import Config, Request, check_backends
 from verl_shipper.daemon import Daemon, Places, opened, places_of
 from verl_shipper.errors import HeldError, ShipperError
 from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE, STATE_VARIABLE
@@ -29,7 +29,7 @@ LOOK_S = 0.2
 FORWARD_GRACE_S = 10.0  # a command that was told to end has so long before it is killed
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, request: Request | None = None) -> int:
     """Run the daemon until a signal."""
     check_backends(config)
     with _told_to_end() as told, opened(config, places_of(config)) as daemon:
@@ -38,7 +38,7 @@ def serve(config: Config) -> int:
     return 0
 
 
-def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> int:
+def beside(config: Config, command: Sequence[str], drain_timeout_s: float, request: Request | None = None) -> int:
     """Run a command with the daemon beside it. Returns the command's exit code (128 + n for signal n)."""
     check_backends(config)
     places = places_of(config)

@@ -176,7 +176,7 @@ def doctor(
     from verl_shipper import doctor as examination
     from verl_shipper.checks import Level
 
-    config = _load(_request(config_path, overrides, backends, state_dir, socket), need_backends=False)
+    config = _load(_request(config_path, overrides, backends, state_dir, socket), need_backends=False, with_faults=True)
     colors = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     width = examination.width_of(config)
     lines = []
@@ -342,8 +342,8 @@ def _request(
     return Request(path, tuple(overrides), tuple(backends), state_dir, socket, tuple(adopt))
 
 
-def _load(request: Any, *, need_backends: bool = True) -> Any:
-    config = request.load(need_backends=need_backends)
+def _load(request: Any, **wishes: bool) -> Any:
+    config = request.load(**wishes)
     logging.basicConfig(level=config.log_level, format="verl-shipper: %(message)s", stream=sys.stderr)
     return config
 

@@ -50,6 +50,7 @@ class Config:
     backends   name → settings, in the order given
     sampling   name → what an operator chose for that backend; what nobody chose is not in it
     origins    dotted key → where its value was given, for people
+    faults     name → what is wrong in that backend's section; only `doctor` gets a configuration with some
     """
 
     backends: Mapping[str, Mapping[str, Any]]
@@ -65,6 +66,7 @@ class Config:
     project: str | None = None
     experiment: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    faults: Mapping[str, Sequence[ConfigError]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,14 @@ class Request:
     socket: str | None = None
     adopt: tuple[str, ...] = ()
 
-    def load(self, *, need_backends: bool = True) -> Config:
-        """The configuration, with the command line's places on top. Raises ConfigError."""
-        found = load_config(self.path, self.overrides, self.backends, need_backends=need_backends)
+    def load(self, *, need_backends: bool = True, with_faults: bool = False) -> Config:
+        """The configuration, with the command line's places on top. Raises ConfigError; not for what is wrong in a
+        backend's section, when `with_faults`: `check_backends` does then."""
+        found, problems = examine_config(self.path, self.overrides, self.backends, need_backends=need_backends)
+        borne = [error for faults in found.faults.values() for error in faults] if with_faults else []
+        for problem in problems:
+            if problem not in borne:
+                raise problem
         given = {"state_dir": self.state_dir, "socket": self.socket, "adopt": self.adopt}
         given = {name: value for name, value in given.items() if value}
         origins = {**found.origins, **{name: f"--{name.replace('_', '-')}" for name in given}}
@@ -131,8 +138,9 @@ def backend_problems(config: Config) -> list[ConfigError]:
     """What the chosen backends themselves have against their settings."""
     from verl_shipper.backends import load_backend
 
-    problems = []
+    problems: list[ConfigError] = []
     for name, settings in config.backends.items():
+        problems += config.faults.get(name, ())
         try:
             load_backend(name).check(settings)
         except ConfigError as error:
@@ -242,6 +250,7 @@ def _config(root: Node, gathered: Any, chosen: Sequence[str], source: str) -> Co
         project=named["project"],
         experiment=named["experiment"],
         origins=origins,
+        faults={name: tuple(gathered.faults[name]) for name in chosen if name in gathered.faults},
     )
 
 

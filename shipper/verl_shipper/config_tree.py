@@ -41,6 +41,7 @@ class Gathered:
     found: dict[str, list[Found]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)  # names of backends that have a section → its place
     problems: list[ConfigError] = field(default_factory=list)
+    faults: dict[str, list[ConfigError]] = field(default_factory=dict)  # those of them in a backend's own section
 
     def best(self, *dotted: str) -> Found | None:
         """The strongest value of the first key, or of one that it falls back to."""
@@ -53,7 +54,13 @@ class Gathered:
 
     def wrong(self, what: str, origin: str, dotted: str, hint: str) -> None:
         where = origin if origin.startswith("--") or not dotted else f"{origin}: {dotted}"
-        self.problems.append(ConfigError(what, where=where, hint=hint))
+        self.add(ConfigError(what, where=where, hint=hint), dotted)
+
+    def add(self, error: ConfigError, dotted: str) -> None:
+        self.problems.append(error)
+        parts = dotted.split(".")
+        if parts[0] == "backends" and len(parts) > 2:
+            self.faults.setdefault(parts[1], []).append(error)
 
 
 def gather(root: Node, problems: Sequence[ConfigError] = ()) -> Gathered:
@@ -208,7 +215,7 @@ class _Walk:
         try:
             plain = self.interpolations.resolved(names, node)
         except ConfigError as error:
-            self.gathered.problems.append(error)
+            self.gathered.add(error, dotted)
             return
         if plain.value is None or plain.value == "":
             return

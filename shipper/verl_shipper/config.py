@@ -189,7 +189,7 @@ class _Chooser:
         if name in known:
             return True
         near = config_names.near_miss(name, known) or config_names.nearest(name, known)
-        hint = f"did you mean {near}?" if near else f"known backends: {', '.join(known)}"
+        hint = f"did you mean {near!r}?" if near else f"known backends: {', '.join(known)}"
         self.gathered.wrong(f"unknown backend {name!r}", origin, "", hint)
         return False
 
@@ -264,7 +264,7 @@ def _traces_only(gathered: Any, chosen: Sequence[str]) -> tuple[str, str] | None
         return None
     if only.value not in known_names():
         near = config_names.nearest(only.value, known_names())
-        hint = f"did you mean {near}?" if near else f"known backends: {', '.join(known_names())}"
+        hint = f"did you mean {near!r}?" if near else f"known backends: {', '.join(known_names())}"
         gathered.wrong(f"traces go to {only.value!r}, which is no backend", only.origin, key, hint)
     elif only.value not in chosen and chosen:
         gathered.wrong(

@@ -80,7 +80,7 @@ def test_a_module_can_be_run_too() -> None:
     ("arguments", "words"),
     [
         (("run",), ("no backend", "--backend")),
-        (("run", "--backend", "fiel"), ("mean file?",)),
+        (("run", "--backend", "fiel"), ("'file'",)),
         (("run", "--backend", "file"), ("backends.file.dir",)),
         (("run", "--backend", "console", "--set", "x"), ("KEY=VALUE",)),
         (("run", "--config", "absent.yaml"), ("absent.yaml",)),

@@ -257,7 +257,7 @@ def test_the_environment_names_backends_when_nothing_else_does(tmp_path: Path, m
     assert list(load_config(None, (), ("swanlab",)).backends) == ["swanlab"]
 
     monkeypatch.setenv("VERL_LOGGER", "console,wnadb")
-    with pytest.raises(ConfigError, match=r"'wnadb' \[\$VERL_LOGGER\]; did you mean wandb"):
+    with pytest.raises(ConfigError, match=r"'wnadb' \[\$VERL_LOGGER\]; did you mean 'wandb'"):
         load_config()
 
 
@@ -294,7 +294,7 @@ def test_the_environment_names_project_and_experiment_when_nothing_else_does(
         ("backends: file", "not a map of names"),
         ("backends: {file: [1]}", "backends.file"),
         ("backends: {file: true}", "backends.file"),
-        ("backends: {fiel: {dir: x}}", "config.yaml:1]; did you mean file"),
+        ("backends: {fiel: {dir: x}}", "config.yaml:1]; did you mean 'file'"),
         ("backends: {oracle9: {}}", "known backends"),
         ("backends: {file: {}}", "backends.file.dir"),
         ("backends: {file: {dri: x}}", "did you mean backends.file.dir?"),
@@ -417,7 +417,7 @@ def test_an_override_that_cannot_work_is_one_line_with_a_hint(tmp_path: Path, ov
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("fiel", "mean file?"), ("FILE", "mean file?"), ("", "known"), ("shipper", "known")]
+    ("name", "words"), [("fiel", "mean 'file'?"), ("FILE", "mean 'file'?"), ("", "known"), ("shipper", "known")]
 )
 def test_a_name_that_is_no_backend_is_told_with_the_nearest(tmp_path: Path, name: str, words: str) -> None:
     assert words in _refused(tmp_path, FILE, backends=(name,))

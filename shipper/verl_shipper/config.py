@@ -22,16 +22,15 @@ from typing import Any
 
 from verl_shipper import config_names
 from verl_shipper.config_keys import (
-    EXPERIMENT_VARIABLE,
     LOGGER_VARIABLE,
-    MAY_CHOOSE_DEFAULT,
     NODE_QUOTA_BYTES,
-    PROJECT_VARIABLE,
     SAMPLING,
     TRACE,
 )
 from verl_shipper.errors import ConfigError
+from verl_shipper.policy.wishes import MAY_CHOOSE
 from verl_shipper.schema import Node
+from verl_shipper_spool.location import EXPERIMENT_VARIABLE, PROJECT_VARIABLE
 
 ADOPT_POLL_S = 2.0  # file events only hasten this; it is what a shared file system without events gets
 SETTLE_S = 0.1  # acknowledgements wait at most so long for company in one fsync
@@ -62,7 +61,7 @@ class Config:
     log_level: str = "WARNING"
     source: str = field(default="defaults")
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    run_may_choose: tuple[str, ...] = MAY_CHOOSE_DEFAULT
+    run_may_choose: tuple[str, ...] = MAY_CHOOSE
     project: str | None = None
     experiment: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -246,7 +245,7 @@ def _config(root: Node, gathered: Any, chosen: Sequence[str], source: str) -> Co
         log_level=given("log_level") or "WARNING",
         source=source,
         sampling=sampling,
-        run_may_choose=MAY_CHOOSE_DEFAULT if may is None else tuple(may),
+        run_may_choose=MAY_CHOOSE if may is None else tuple(may),
         project=named["project"],
         experiment=named["experiment"],
         origins=origins,

@@ -13,17 +13,22 @@ from __future__ import annotations
 from typing import Any
 
 from verl_shipper.policy.sampling import LOG_MODES, RANK_0, RANK_MODES, RANK_TIMEOUT_S
+from verl_shipper.policy.wishes import CHOICES, MAY_CHOOSE
 from verl_shipper.schema import ALL, Key, Kind
+from verl_shipper_spool.location import (
+    EXPERIMENT_VARIABLE,
+    PROJECT_VARIABLE,
+    SOCKET_VARIABLE,
+    SPOOL_VARIABLE,
+    STATE_VARIABLE,
+    UNNAMED,
+)
 
 # 10 GiB of node disk: a weekend of a tracker's outage for a node of eight ranks with traces.
 NODE_QUOTA_BYTES = 10 * 1024**3
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-MAY_CHOOSE = ("log_frequency", "log_val_generations", "traces", "logger", "wandb_proxy")
-MAY_CHOOSE_DEFAULT = MAY_CHOOSE[:3]
 
 LOGGER_VARIABLE = "VERL_LOGGER"
-PROJECT_VARIABLE = "VERL_PROJECT"
-EXPERIMENT_VARIABLE = "VERL_EXPERIMENT"
 TRACE = "actor_rollout_ref.rollout.trace"
 MODEL_PATH = "actor_rollout_ref.model.path"  # where a trainer's tokenizer comes from
 OWN_SECTIONS = ("trainer", "actor_rollout_ref")  # a trainer's, with many keys that are none of ours
@@ -36,7 +41,7 @@ TOP = (
         "who agrees on it agrees on the socket; set it where home is slow or shared in a way that you do not want",
         "/scratch/spool",
         otherwise="see [places](#places)",
-        variables=("VERL_SHIPPER_SPOOL_DIR",),
+        variables=(SPOOL_VARIABLE,),
     ),
     Key(
         "state_dir",
@@ -45,7 +50,7 @@ TOP = (
         "it needs a local disk with room for `node_quota_bytes`",
         "/var/lib/verl-shipper",
         otherwise="see [places](#places)",
-        variables=("VERL_SHIPPER_STATE_DIR",),
+        variables=(STATE_VARIABLE,),
     ),
     Key(
         "socket",
@@ -54,7 +59,7 @@ TOP = (
         "for trainers that cannot see the spool folder",
         "/run/verl-shipper/ingest.sock",
         otherwise="see [places](#places)",
-        variables=("VERL_SHIPPER_SOCKET",),
+        variables=(SOCKET_VARIABLE,),
     ),
     Key(
         "adopt",
@@ -124,6 +129,7 @@ SAMPLING = (
         "a second tracker may want the few curves that people look at",
         "['actor/*', 'critic/score/*']",
         default=[],
+        otherwise="all",
     ),
     Key(
         "exclude",
@@ -132,6 +138,7 @@ SAMPLING = (
         "timings and memory of every step can be most of the volume",
         "['timing_s/*', 'perf/*']",
         default=[],
+        otherwise="none",
     ),
     Key(
         "rank",
@@ -224,8 +231,8 @@ RUN_MAY_CHOOSE = Key(
     "what a run's own configuration may decide where nothing is said here",
     "cost is the operator's business, the rest may be the user's",
     "[log_frequency]",
-    default=list(MAY_CHOOSE_DEFAULT),
-    choices=MAY_CHOOSE,
+    default=list(MAY_CHOOSE),
+    choices=CHOICES,
 )
 
 ENABLED = Key(
@@ -257,7 +264,7 @@ TRAINER = (
         "project of runs that name none",
         "llm_rlhf",
         variables=(PROJECT_VARIABLE,),
-        otherwise="the client's own",
+        otherwise=f"`{UNNAMED}`",
     ),
     _trainers(
         "trainer.experiment_name",
@@ -265,7 +272,7 @@ TRAINER = (
         "experiment of runs that name none",
         "qwen2-7b-grpo",
         variables=(EXPERIMENT_VARIABLE,),
-        otherwise="the client's own",
+        otherwise=f"`{UNNAMED}`",
     ),
     _trainers(
         f"{TRACE}.backend",

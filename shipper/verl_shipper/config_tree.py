@@ -228,6 +228,8 @@ class _Walk:
             self.gathered.wrong(f"`{dotted}` is {error.what}", node.origin, dotted, error.hint)
             return
         ours, is_alias = _canonical(dotted)
+        if is_alias and ours == "sampling.log_val_generations" and value == 0:
+            return  # verl's own default: nobody asked for anything
         rank = (0 if node.commanded else 1, int(is_alias))
         self.gathered.found.setdefault(ours, []).append(Found(value, node.origin, rank))
 

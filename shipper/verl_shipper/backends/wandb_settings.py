@@ -53,8 +53,8 @@ SETTINGS = (
         "save_code",
         Kind.FLAG,
         "whether wandb may save code",
-        "the lane has none of yours",
-        "no",
+        "the lane has none of yours: it would save its own",
+        "yes",
         default=False,
     ),
     Key(

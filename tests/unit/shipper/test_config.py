@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from verl_shipper.config import Config, check_backends, examine_config, load_config
-from verl_shipper.config_keys import MAY_CHOOSE, MAY_CHOOSE_DEFAULT, NODE_QUOTA_BYTES
+from verl_shipper.config_keys import NODE_QUOTA_BYTES
 from verl_shipper.errors import ConfigError
+from verl_shipper.policy.wishes import CHOICES, MAY_CHOOSE
 
 FILE = "backends: {file: {dir: ./records}}\n"
 VARIABLES = ("VERL_LOGGER", "VERL_PROJECT", "VERL_EXPERIMENT", "VERL_SHIPPER_TEST_ABSENT", "MLFLOW_TRACKING_URI")
@@ -58,7 +59,7 @@ def test_everything_has_a_default() -> None:
 
     assert found == Config({"console": {}}, source="command line", sampling={"console": {}})
     assert found.node_quota_bytes == NODE_QUOTA_BYTES
-    assert found.run_may_choose == MAY_CHOOSE_DEFAULT
+    assert found.run_may_choose == MAY_CHOOSE
 
 
 def test_overrides_go_before_the_file(tmp_path: Path) -> None:
@@ -194,8 +195,8 @@ def test_a_frequency_may_be_said_by_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spelled", "names"),
     [
-        ("all", MAY_CHOOSE),
-        ("true", MAY_CHOOSE),
+        ("all", CHOICES),
+        ("true", CHOICES),
         ("none", ()),
         ("false", ()),
         ("[]", ()),
@@ -231,6 +232,11 @@ def test_the_command_line_goes_before_the_whole_file(tmp_path: Path, key: str) -
     content = "backends: {console: {sampling: {log_frequency: 2}}}\nsampling: {log_frequency: 3}\n"
 
     assert _load(tmp_path, content, f"{key}.log_frequency=9").sampling["console"] == {"log_frequency": 9}
+
+
+def test_no_samples_in_a_trainers_section_says_nothing_since_verl_has_it_by_default(tmp_path: Path) -> None:
+    assert _load(tmp_path, FILE + "trainer: {log_val_generations: 0}").sampling == {"file": {}}
+    assert _load(tmp_path, FILE + "sampling: {log_val_generations: 0}").sampling["file"] == {"log_val_generations": 0}
 
 
 def test_what_nobody_gave_is_not_there(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def read_file(path: str, problems: list[ConfigError]) -> Node:
     """The tree of a file. Keys that stand twice are put into `problems`; anything worse is raised."""
     import yaml
 
+    text = ""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -39,9 +40,9 @@ def read_file(path: str, problems: list[ConfigError]) -> Node:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else path
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]
-        raise ConfigError(
-            f"not valid YAML: {problem}", where=place, hint="check the indentation, brackets and quotes there"
-        ) from error
+        is_marked = mark is not None and MARK in text.splitlines()[mark.line]
+        hint = "put quotes around ${…} inside of brackets" if is_marked else "check indentation, brackets and quotes"
+        raise ConfigError(f"not valid YAML: {problem}", where=place, hint=hint) from error
     if root is None or root.value is None:
         return Node({}, path)
     if not isinstance(root.value, dict):

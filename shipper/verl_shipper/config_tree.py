@@ -204,6 +204,8 @@ class _Walk:
         section = ".".join(names[:-1])
         level = len(names)
         ours = {each.split(".")[level - 1] for each in keys if each.startswith(f"{section}.")}
+        if names[:-1] == OWN_SECTIONS[:1]:
+            ours.update(known_names())
         near = config_names.near_miss(names[-1], ours)
         if near is not None:
             self.gathered.wrong(

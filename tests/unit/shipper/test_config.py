@@ -292,6 +292,7 @@ def test_the_environment_names_project_and_experiment_when_nothing_else_does(
         ("just words", "not a map"),
         ("[1, 2]", "not a map"),
         ("backends: [", "config.yaml:1"),
+        ("backends: {file: {dir: ${oc.env:X}}}", "quotes around ${…}"),
         ("a:\n b: c: d", "config.yaml:2"),
         ("\x00", "YAML"),
         (b"\xff\xfe", "YAML"),

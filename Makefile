@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench matrix clean
+.PHONY: demo test lint docs bench matrix clean
 
 # A daemon, a real little training, three destinations, the account. No accounts, no torch, under three minutes.
 demo: $(VENV)/demo.done
@@ -23,6 +23,10 @@ lint: $(VENV)/test.done
 matrix: $(VENV)/test.done
 	VERL_SHIPPER_TEST_LONG=1 VERL_SHIPPER_MATRIX_DIR=$(VENV)/matrix $(BIN)/python -m pytest -n 2 tests/fault/test_tracker_matrix.py
 	cd tests && ../$(BIN)/python -m support.matrix ../$(VENV)/matrix
+
+# The tables of docs/configuration.md, from what the code declares.
+docs: $(VENV)/test.done
+	$(BIN)/python -m verl_shipper.config_docs docs/configuration.md
 
 bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/log_latency.py --quick

@@ -86,8 +86,9 @@ def run(
     """
     from verl_shipper import serve
 
-    config = serve.with_places(_load(config_path, overrides, backends), state_dir, socket, adopt)
-    sys.exit(serve.beside(config, command, drain_timeout) if command else serve.serve(config))
+    request = _request(config_path, overrides, backends, state_dir, socket, adopt)
+    config = _load(request)
+    sys.exit(serve.beside(config, command, drain_timeout, request) if command else serve.serve(config, request))
 
 
 @main.command()
@@ -114,7 +115,7 @@ def flush(
     from verl_shipper import serve
     from verl_shipper.progress import Progress
 
-    config = serve.with_places(_load(config_path, overrides, backends), state_dir, None, ())
+    config = _load(_request(config_path, overrides, backends, state_dir))
     with Progress() as progress:
         code = serve.flush(config, folders, patience, progress.show)
     progress.summary()
@@ -174,9 +175,8 @@ def doctor(
     """
     from verl_shipper import doctor as examination
     from verl_shipper.checks import Level
-    from verl_shipper.serve import with_places
 
-    config = with_places(_load(config_path, overrides, backends, need_backends=False), state_dir, socket, ())
+    config = _load(_request(config_path, overrides, backends, state_dir, socket), need_backends=False, with_faults=True)
     colors = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     width = examination.width_of(config)
     lines = []
@@ -264,6 +264,57 @@ _letters_command("retry", "Send dead letters again.")
 _letters_command("discard", "Throw dead letters away; they are then counted as dropped (discarded).")
 
 
+@main.group("config")
+def config_group() -> None:
+    """Look at the configuration before it is used.
+
+    \b
+    verl-shipper config check --config shipper.yaml
+    verl-shipper config show --config shipper.yaml --set sampling.log_frequency=10
+    """
+
+
+@config_group.command("show")
+@_config_options
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def config_show(
+    config_path: str | None, backends: Sequence[str], overrides: Sequence[str], state_dir: str | None, as_json: bool
+) -> None:
+    """Show what is in effect, and where each value comes from. Secrets are masked.
+
+    \b
+    verl-shipper config show --config shipper.yaml
+    """
+    from verl_shipper.config_show import effective, json_of, lines_of
+
+    config = _load(_request(config_path, overrides, backends, state_dir), need_backends=False)
+    shown = effective(config)
+    if as_json:
+        click.echo(json.dumps(json_of(shown), indent=2))
+        return
+    for line in lines_of(shown):
+        click.echo(line)
+
+
+@config_group.command("check")
+@_config_options
+def config_check(
+    config_path: str | None, backends: Sequence[str], overrides: Sequence[str], state_dir: str | None
+) -> None:
+    """Say everything that is wrong with a configuration, a line each; exit code 2 then. Touches no network.
+
+    \b
+    verl-shipper config check --config shipper.yaml
+    """
+    request = _request(config_path, overrides, backends, state_dir)
+    problems, config = request.problems()
+    for problem in problems:
+        click.echo(problem.line(), err=True)
+    if problems:
+        sys.exit(EXIT_USAGE)
+    click.echo(f"ok: delivers to {', '.join(config.backends)}")
+
+
 @main.command()
 @click.option("--out", default="demo-out", show_default=True, metavar="DIR", help="Where everything goes.")
 @click.option("--steps", default=300, show_default=True, help="Training steps.")
@@ -278,10 +329,21 @@ def demo(out: str, steps: int) -> None:
     sys.exit(run_demo(out, steps))
 
 
-def _load(path: str | None, overrides: Sequence[str], backends: Sequence[str], *, need_backends: bool = True) -> Any:
-    from verl_shipper.config import load_config
+def _request(
+    path: str | None,
+    overrides: Sequence[str],
+    backends: Sequence[str],
+    state_dir: str | None,
+    socket: str | None = None,
+    adopt: Sequence[str] = (),
+) -> Any:
+    from verl_shipper.config import Request
 
-    config = load_config(path, overrides, backends, need_backends=need_backends)
+    return Request(path, tuple(overrides), tuple(backends), state_dir, socket, tuple(adopt))
+
+
+def _load(request: Any, **wishes: bool) -> Any:
+    config = request.load(**wishes)
     logging.basicConfig(level=config.log_level, format="verl-shipper: %(message)s", stream=sys.stderr)
     return config
 

@@ -1,53 +1,56 @@
-"""Configuration of the daemon: one YAML file, `--set` overrides and defaults, checked, as frozen values.
+"""Configuration of the daemon: one YAML file, `--set`, the environment and defaults, checked, as frozen values.
 
-    backends:                 which trackers, with a section each      (or --backend NAME, or trainer.logger)
+    backends:                 which trackers, with a section each      (or --backend NAME, trainer.logger, VERL_LOGGER)
       file: {dir: ./records}
-      mlflow: {tracking_uri: http://tracker:5000}
-    spool_dir, state_dir, socket, adopt: [DIR]       places, see location.py for the defaults
-    node_quota_bytes          disk for what trackers have not taken yet; beyond, writers keep their records
-    log_level
-    trainer, actor_rollout_ref       the trainer's own sections may stand here too; `trainer.logger` names backends
+      mlflow: {tracking_uri: http://tracker:5000, sampling: {log_frequency: 10}}
+    sampling:                 how much of everything is delivered, and what a run may decide of it
+    spool_dir, state_dir, socket, adopt, node_quota_bytes, log_level
+    trainer, actor_rollout_ref       a trainer's own sections may stand here too; some of their keys mean something
 
-Read through OmegaConf, as verl reads its own, so `${oc.env:VERL_LOGGER,console}` works.
-Must not know: processes, sockets. On failure: ConfigError with file, key and the nearest right name.
+Precedence: command line, then the narrower section before the wider, our own names before a trainer's, then the
+environment, then defaults. What was given and what was not stays apart: a run may decide only the latter.
+
+Must not know: processes, sockets. On failure: ConfigError with file, line, key and the nearest right name.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verl_shipper import config_names
+from verl_shipper.config_keys import (
+    LOGGER_VARIABLE,
+    NODE_QUOTA_BYTES,
+    SAMPLING,
+    TRACE,
+)
 from verl_shipper.errors import ConfigError
+from verl_shipper.policy.wishes import MAY_CHOOSE
+from verl_shipper.schema import Node
+from verl_shipper_spool.location import EXPERIMENT_VARIABLE, PROJECT_VARIABLE
 
-# 10 GiB of node disk: a weekend of a tracker's outage for a node of eight ranks with traces.
-NODE_QUOTA_BYTES = 10 * 1024**3
 ADOPT_POLL_S = 2.0  # file events only hasten this; it is what a shared file system without events gets
 SETTLE_S = 0.1  # acknowledgements wait at most so long for company in one fsync
 STATUS_S = 2.0  # how often the daemon writes down what `status` shows of itself
 RECLAIM_S = 5.0
-DRAIN_S = 60.0
-MISSING = "???"  # OmegaConf's word for a value that somebody still has to give
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-_KEYS = (
-    "backends",
-    "spool_dir",
-    "state_dir",
-    "socket",
-    "adopt",
-    "node_quota_bytes",
-    "log_level",
-    "trainer",
-    "actor_rollout_ref",
-)
+PLACES = ("spool_dir", "state_dir", "socket", "adopt")  # fixed for a daemon's life
+SHIPPER = "shipper"  # our own name in a trainer's list of loggers
+NAMELESS = ("", "null", "none")  # what stands for no backend
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A checked configuration. `backends`: name → settings, in the order given."""
+    """A checked configuration.
+
+    backends   name → settings, in the order given
+    sampling   name → what an operator chose for that backend; what nobody chose is not in it
+    origins    dotted key → where its value was given, for people
+    faults     name → what is wrong in that backend's section; only `doctor` gets a configuration with some
+    """
 
     backends: Mapping[str, Mapping[str, Any]]
     spool_dir: str | None = None
@@ -57,177 +60,248 @@ class Config:
     node_quota_bytes: int = NODE_QUOTA_BYTES
     log_level: str = "WARNING"
     source: str = field(default="defaults")
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    run_may_choose: tuple[str, ...] = MAY_CHOOSE
+    project: str | None = None
+    experiment: str | None = None
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    faults: Mapping[str, Sequence[ConfigError]] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command line asks for. Can be loaded again when the file has changed."""
+
+    path: str | None = None
+    overrides: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    state_dir: str | None = None
+    socket: str | None = None
+    adopt: tuple[str, ...] = ()
+
+    def load(self, *, need_backends: bool = True, with_faults: bool = False) -> Config:
+        """The configuration, with the command line's places on top. Raises ConfigError; not for what is wrong in a
+        backend's section, when `with_faults`: `check_backends` does then."""
+        found, problems = examine_config(self.path, self.overrides, self.backends, need_backends=need_backends)
+        borne = [error for faults in found.faults.values() for error in faults] if with_faults else []
+        for problem in problems:
+            if problem not in borne:
+                raise problem
+        given = {"state_dir": self.state_dir, "socket": self.socket, "adopt": self.adopt}
+        given = {name: value for name, value in given.items() if value}
+        origins = {**found.origins, **{name: f"--{name.replace('_', '-')}" for name in given}}
+        return replace(found, **given, origins=origins)  # type: ignore[arg-type]
+
+    def problems(self) -> tuple[list[ConfigError], Config]:
+        """Everything that is wrong, with what could be read all the same."""
+        try:
+            found, problems = examine_config(self.path, self.overrides, self.backends)
+        except ConfigError as error:
+            return [error], Config({})
+        return problems or backend_problems(found), found
 
 
 def load_config(
     path: str | None = None, overrides: Sequence[str] = (), backends: Sequence[str] = (), *, need_backends: bool = True
 ) -> Config:
-    """Configuration of a file, `KEY=VALUE` overrides and backend names. Raises ConfigError."""
-    values = _merged(path, overrides)
-    source = path or "command line"
-    _check_keys(values, source)
-    chosen = _chosen(values, backends, source)
-    if need_backends and not chosen:
-        raise ConfigError(
-            "no backend chosen", where=source, hint="add for example --backend file --set backends.file.dir=./records"
-        )
-    level = str(values.get("log_level") or "WARNING").upper()
-    if level not in LOG_LEVELS:
-        raise ConfigError(f"log_level is {level!r}", where=source, hint=f"it may be {', '.join(LOG_LEVELS)}")
-    return Config(
-        backends=chosen,
-        spool_dir=_text(values, "spool_dir", source),
-        state_dir=_text(values, "state_dir", source),
-        socket=_text(values, "socket", source),
-        adopt=_texts(values, "adopt", source),
-        node_quota_bytes=_count(values, "node_quota_bytes", NODE_QUOTA_BYTES, source),
-        log_level=level,
-        source=source,
-    )
+    """Configuration of a file, `KEY=VALUE` overrides and backend names. Raises ConfigError for the first problem."""
+    found, problems = examine_config(path, overrides, backends, need_backends=need_backends)
+    if problems:
+        raise problems[0]
+    return found
+
+
+def examine_config(
+    path: str | None, overrides: Sequence[str], backends: Sequence[str], *, need_backends: bool = True
+) -> tuple[Config, list[ConfigError]]:
+    """The same with everything that is wrong. Raises ConfigError only for what cannot be read at all."""
+    from verl_shipper.config_source import overlay, read_file
+    from verl_shipper.config_tree import gather
+
+    twice: list[ConfigError] = []
+    root = read_file(path, twice) if path else Node({}, "command line")
+    for override in overrides:
+        overlay(root, override)
+    gathered = gather(root, twice)
+    chosen = _Chooser(gathered, path or "command line").choose(backends, need_backends=need_backends)
+    return _config(root, gathered, chosen, path or "command line"), gathered.problems
 
 
 def check_backends(config: Config) -> None:
-    """Whether every chosen backend exists and likes its settings. Imports the backends' modules, touches no network."""
+    """Whether every chosen backend likes its settings. Imports the backends' modules, touches no network."""
+    for problem in backend_problems(config):
+        raise problem
+
+
+def backend_problems(config: Config) -> list[ConfigError]:
+    """What the chosen backends themselves have against their settings."""
     from verl_shipper.backends import load_backend
 
+    problems: list[ConfigError] = []
     for name, settings in config.backends.items():
-        backend = load_backend(name)
-        for key in settings:
-            if backend.settings_known is not None and key not in backend.settings_known:
-                near = difflib.get_close_matches(key, backend.settings_known, 1)
-                known = ", ".join(backend.settings_known)
-                raise ConfigError(
-                    f"unknown setting {key!r} of backend {name!r}",
-                    where=f"{config.source}: backends.{name}.{key}",
-                    hint=f"did you mean backends.{name}.{near[0]}?" if near else f"known settings: {known}",
-                )
-        backend.check(settings)
+        problems += config.faults.get(name, ())
+        try:
+            load_backend(name).check(settings)
+        except ConfigError as error:
+            origin = config.origins.get(error.where)
+            is_line = origin is not None and not origin.startswith("--")
+            where = (f"{origin}: {error.where}" if is_line else origin) if origin else error.where
+            problems.append(ConfigError(error.what, where=where or f"backends.{name}", hint=error.hint))
+    return problems
 
 
-def _merged(path: str | None, overrides: Sequence[str]) -> dict[str, Any]:
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+@dataclass(slots=True)
+class _Chooser:
+    """Decides which backends there are."""
 
-    for override in overrides:
-        if "=" not in override or not override.partition("=")[0].strip():
-            raise ConfigError(
-                f"--set {override!r} is not KEY=VALUE", hint="for example --set backends.file.dir=./records"
-            )
-    base = _read(path) if path else {}
-    try:
-        merged = OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(list(overrides)))
-        values = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"configuration cannot be resolved: {first}",
-            where=path or "--set",
-            hint="check the values with ${...}, brackets and anchors",
-        ) from error
-    assert isinstance(values, dict), "merged maps are a map"
-    return {str(key): value for key, value in values.items()}
+    gathered: Any
+    source: str
 
+    def choose(self, named: Sequence[str], *, need_backends: bool) -> list[str]:
+        asked = self._asked(named)
+        names = [name for name, origin in asked.items() if self._exists(name, origin)]
+        for name, origin in self.gathered.sections.items():
+            if name not in asked:
+                self._exists(name, origin)
+        chosen = [name for name in names if self._is_on(name)]
+        if need_backends and not chosen and not self.gathered.problems:
+            hint = "add for example --backend file --set backends.file.dir=./records"
+            self.gathered.wrong("no backend chosen", self.source, "", hint)
+        return chosen
 
-def _read(path: str) -> dict[str, Any]:
-    import yaml
+    def _asked(self, named: Sequence[str]) -> dict[str, str]:
+        """Names with the place that names them: command line, sections, the trainer's list, the environment."""
+        if named:
+            return {name: f"--backend {name}" for name in named}
+        if self.gathered.sections:
+            return dict(self.gathered.sections)
+        logger = self.gathered.best("trainer.logger")
+        if logger is not None:
+            return {name: f"{logger.origin}: trainer.logger" for name in logger.value if name != SHIPPER}
+        variable = os.environ.get(LOGGER_VARIABLE, "")
+        return {name: f"${LOGGER_VARIABLE}" for name in _names(variable) if name != SHIPPER}
 
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration: {error.strerror}", where=path, hint="check --config") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else path
-        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
-        raise ConfigError(f"not valid YAML: {problem}", where=place, hint="check the indentation there") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"the file holds a {type(content).__name__}, not a map of keys",
-            where=path,
-            hint="write for example backends: {file: {dir: ./records}}",
-        )
-    return content
+    def _exists(self, name: str, origin: str) -> bool:
+        from verl_shipper.backends import known_names
+
+        known = known_names()
+        if name in known:
+            return True
+        near = config_names.near_miss(name, known) or config_names.nearest(name, known)
+        hint = f"did you mean {near!r}?" if near else f"known backends: {', '.join(known)}"
+        self.gathered.wrong(f"unknown backend {name!r}", origin, "", hint)
+        return False
+
+    def _is_on(self, name: str) -> bool:
+        enabled = self.gathered.best(f"backends.{name}.enabled")
+        return enabled is None or bool(enabled.value)
 
 
-def _check_keys(values: Mapping[str, Any], source: str) -> None:
-    for key in values:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(_KEYS)}"
-            raise ConfigError(f"unknown key {key!r}", where=source, hint=hint)
+def _names(text: str) -> list[str]:
+    from verl_shipper.config_keys import TRAINER
+    from verl_shipper.schema import accept, node_of
+
+    found: list[str] = accept(TRAINER[0], node_of(text, "")) if text.strip() else []
+    return found
 
 
-def _chosen(values: Mapping[str, Any], named: Sequence[str], source: str) -> dict[str, dict[str, Any]]:
-    """Backends with their settings: named on the command line, else sections, else the trainer's own list."""
+def _config(root: Node, gathered: Any, chosen: Sequence[str], source: str) -> Config:
+    """Everything together, for backends that are chosen."""
+    origins: dict[str, str] = {}
+
+    def given(key: str, *wider: str) -> Any:
+        best = gathered.best(key, *wider)
+        if best is not None:
+            origins[key] = best.origin
+        return None if best is None else best.value
+
+    only = _traces_only(gathered, chosen)
+    backends: dict[str, dict[str, Any]] = {}
+    sampling: dict[str, dict[str, Any]] = {}
+    for name in chosen:
+        prefix = f"backends.{name}."
+        paths = [key[len(prefix) :] for key in gathered.found if key.startswith(prefix)]
+        own = [path for path in paths if path != "enabled" and not path.startswith("sampling.")]
+        backends[name] = {path: given(prefix + path) for path in own}
+        flat = {
+            key.path: value
+            for key in SAMPLING
+            if (value := given(f"{prefix}sampling.{key.path}", f"sampling.{key.path}")) is not None
+        }
+        sampling[name] = _nested(_with_traces(name, flat, only, root, origins))
+    named = {
+        name: given(f"trainer.{name}_name") or _from_environment(f"trainer.{name}_name", variable, origins)
+        for name, variable in (("project", PROJECT_VARIABLE), ("experiment", EXPERIMENT_VARIABLE))
+    }
+    may = given("sampling.run_may_choose")
+    quota = given("node_quota_bytes")
+    return Config(
+        backends=backends,
+        spool_dir=given("spool_dir"),
+        state_dir=given("state_dir"),
+        socket=given("socket"),
+        adopt=tuple(given("adopt") or ()),
+        node_quota_bytes=NODE_QUOTA_BYTES if quota is None else quota,
+        log_level=given("log_level") or "WARNING",
+        source=source,
+        sampling=sampling,
+        run_may_choose=MAY_CHOOSE if may is None else tuple(may),
+        project=named["project"],
+        experiment=named["experiment"],
+        origins=origins,
+        faults={name: tuple(gathered.faults[name]) for name in chosen if name in gathered.faults},
+    )
+
+
+def _traces_only(gathered: Any, chosen: Sequence[str]) -> tuple[str, str] | None:
+    """The one backend that the trainer's own configuration sends traces to, and where it says so."""
     from verl_shipper.backends import known_names
 
-    sections = values.get("backends") or {}
-    if not isinstance(sections, dict):
-        raise ConfigError(
-            "`backends` is not a map of names", where=source, hint="write backends: {file: {dir: ./records}}"
+    key = f"{TRACE}.backend"
+    only = gathered.best(key)
+    if only is None or only.value.lower() in (*NAMELESS, SHIPPER):
+        return None
+    if only.value not in known_names():
+        near = config_names.nearest(only.value, known_names())
+        hint = f"did you mean {near!r}?" if near else f"known backends: {', '.join(known_names())}"
+        gathered.wrong(f"traces go to {only.value!r}, which is no backend", only.origin, key, hint)
+    elif only.value not in chosen and chosen:
+        gathered.wrong(
+            f"traces go to {only.value!r}, which is not among the backends ({', '.join(chosen)})",
+            only.origin,
+            key,
+            f"add {only.value} to them, or --set {key}=null",
         )
-    names = list(named) or [str(name) for name in sections] or _loggers(values, source)
-    known = known_names()
-    chosen = {}
-    for name in [*names, *map(str, sections)]:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise ConfigError(
-                f"unknown backend {name!r}",
-                where=source,
-                hint=f"did you mean {near[0]!r}?" if near else f"known backends: {', '.join(known)}",
-            )
-    for name in names:
-        section = sections.get(name) or {}
-        if not isinstance(section, dict):
-            raise ConfigError(
-                f"`backends.{name}` is not a map of settings", where=source, hint=f"write backends: {{{name}: {{}}}}"
-            )
-        for key, value in section.items():
-            if value == MISSING:
-                raise ConfigError(f"`backends.{name}.{key}` has no value yet", where=source, hint="set it with --set")
-        if section.get("enabled", True) is not False:
-            chosen[name] = {str(key): value for key, value in section.items() if key != "enabled"}
-    return chosen
+    return only.value, only.origin
 
 
-def _loggers(values: Mapping[str, Any], source: str) -> list[str]:
-    """Backends that the trainer's own list names."""
-    trainer = values.get("trainer")
-    logger = trainer.get("logger") if isinstance(trainer, dict) else None
-    listed = [part.strip() for part in logger.split(",")] if isinstance(logger, str) else logger or []
-    if not isinstance(listed, list):
-        raise ConfigError(
-            f"`trainer.logger` is a {type(logger).__name__}, not a list of names",
-            where=source,
-            hint='write trainer: {logger: ["console", "shipper"]}',
-        )
-    return [str(name) for name in listed if name != "shipper"]
+def _with_traces(
+    name: str, flat: dict[str, Any], only: tuple[str, str] | None, root: Node, origins: dict[str, str]
+) -> dict[str, Any]:
+    """What the trainer's own section says about traces, where nobody said it in ours."""
+    from verl_shipper.config_tree import model_path
+
+    if only is not None and "traces.enabled" not in flat and only[0] != name:
+        flat["traces.enabled"] = False
+        origins[f"backends.{name}.sampling.traces.enabled"] = only[1]
+    if flat.get("traces.token2text") and "traces.tokenizer" not in flat:
+        found = model_path(root)
+        if found is not None:
+            flat["traces.tokenizer"] = found.value
+            origins[f"backends.{name}.sampling.traces.tokenizer"] = found.origin
+    return flat
 
 
-def _text(values: Mapping[str, Any], key: str, source: str) -> str | None:
-    value = values.get(key)
-    if value is None or isinstance(value, str):
-        return value or None
-    raise ConfigError(f"`{key}` is a {type(value).__name__}, not text", where=source, hint=f"write {key}: /some/place")
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        section, _, name = path.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    return nested
 
 
-def _texts(values: Mapping[str, Any], key: str, source: str) -> tuple[str, ...]:
-    value = values.get(key) or []
-    value = [value] if isinstance(value, str) else value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(os.path.expanduser(item) for item in value)
-    raise ConfigError(f"`{key}` is not a list of folders", where=source, hint=f"write {key}: [/some/folder]")
-
-
-def _count(values: Mapping[str, Any], key: str, default: int, source: str) -> int:
-    value = values.get(key, default)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    raise ConfigError(
-        f"`{key}` is {value!r}, not a whole number above 0", where=source, hint=f"write for example {key}: {default}"
-    )
+def _from_environment(key: str, variable: str, origins: dict[str, str]) -> str | None:
+    value = os.environ.get(variable) or None
+    if value is not None:
+        origins[key] = f"${variable}"
+    return value

@@ -1,6 +1,6 @@
 """The daemon: composition root. Builds ingest, listener, adopt and supervisor, and turns them in one loop.
 
-    loop: socket → (every SETTLE_S) fsync + ACK → adopt → lanes → reclaim → notes for `status`
+    loop: socket → (every SETTLE_S) fsync + ACK → adopt → a new configuration → lanes → reclaim → notes for `status`
 
 The only file that knows everyone. One thread; file events come from watchdog's thread as a flag. Ends on `stop()` or
 when `until` says so, within STOP seconds whatever a tracker does.
@@ -19,20 +19,21 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_shipper import status
 from verl_shipper.adopt import Adopt
 from verl_shipper.backends import load_backend
-from verl_shipper.config import ADOPT_POLL_S, RECLAIM_S, SETTLE_S, STATUS_S, Config
+from verl_shipper.config import ADOPT_POLL_S, PLACES, RECLAIM_S, SETTLE_S, STATUS_S, Config
 from verl_shipper.errors import ConfigError, HeldError
 from verl_shipper.ingest import Ingest
 from verl_shipper.lane_process import store_path
 from verl_shipper.listener import Listener
 from verl_shipper.lock import Lock
+from verl_shipper.reload import Reload
 from verl_shipper.store import open_store_read_only
-from verl_shipper.supervisor import Supervisor
+from verl_shipper.supervisor import Orders, Supervisor
 from verl_shipper.watch import Watch
 from verl_shipper_spool.errors import UsageError
 from verl_shipper_spool.location import (
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 TURN_S = 0.1
 MEND_S = 5.0
+FLUSH_IDLE_S = 2.0
 QUIET_STATUS_S = 10.0  # notes that say nothing new are written so often, to show that we live
 # A folder that answers so can be read all the same.
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -90,9 +92,10 @@ def _derived_address(root: str) -> str:
 class Daemon:
     """A running daemon. `open`, `run`, `close`."""
 
-    def __init__(self, config: Config, places: Places) -> None:
+    def __init__(self, config: Config, places: Places, reload: Reload | None = None) -> None:
         self.config = config
         self.places = places
+        self.reload = reload
         self.ingest = Ingest(places.state_dir, config.node_quota_bytes)
         self.adopt = Adopt(self.ingest, list(places.adopt), keep=places.keep_sources, patient=bool(places.listen))
         self.listener = Listener(self.ingest, list(places.listen), must_listen=places.must_listen)
@@ -100,6 +103,9 @@ class Daemon:
         self._locks: list[Lock] = []
         self._unheld: set[str] = set()  # folders read without a lock, since nothing can be written there
         self._watch = Watch(list(places.adopt))
+        if reload is not None:
+            self._watch = Watch(list(places.adopt), reload.request.path, reload.hasten)
+        self._pinned = ""  # what a new configuration wants and only a new daemon can do
         self._stopping = False
         self._troubles: dict[str, str] = {}  # chores that failed the last time, and how
         self._notes: dict[str, str] = {}
@@ -126,9 +132,11 @@ class Daemon:
             self._release()
             raise
         self._watch.start()
-        for name, settings in self.config.backends.items():
-            self.supervisor.add(name, self._settings(name, settings))
-        self.supervisor.watch(time.monotonic())
+        now_s = time.monotonic()
+        self.supervisor.apply(self._orders(), self.config.log_level, now_s)
+        self.supervisor.watch(now_s)
+        if self.reload is not None:
+            self.reload.start()
         self._write_status(state="running")
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
@@ -160,6 +168,7 @@ class Daemon:
         if more and now_s < self._fair_s:
             return  # the socket first; everything below can wait, but not for ever
         self._fair_s = now_s + FAIR_S
+        self._safely("configuration", lambda: self._take_over(now_s))
         self._safely("lanes", lambda: self.supervisor.watch(now_s))
         if now_s >= self._reclaim_s:
             self._reclaim_s = now_s + RECLAIM_S
@@ -179,6 +188,8 @@ class Daemon:
 
     def close(self) -> None:
         """Stop the lanes, settle, tell the writers, let go."""
+        if self.reload is not None:
+            self._safely("configuration", self.reload.stop)
         self._safely("lanes", self.supervisor.stop)
         self._safely("settle", self._settle)
         self._safely("watch", self._watch.stop)
@@ -207,10 +218,43 @@ class Daemon:
         if self.adopt.look(now_s):
             self._adopt_s = now_s  # there is more: again at once
 
+    def _take_over(self, now_s: float) -> None:
+        """What a new configuration changes. Places stay what they are: locks, socket and spool hang on them."""
+        new = self.reload.take() if self.reload is not None else None
+        if new is None:
+            return
+        moved = [name for name in PLACES if getattr(new, name) != getattr(self.config, name)]
+        pinned = f"configuration: {', '.join(moved)} changed; that takes a restart of the daemon" if moved else ""
+        if pinned and pinned != self._pinned:
+            log.warning("%s", pinned)
+        self._pinned = pinned
+        before, self.config = self.config, replace(new, **{name: getattr(self.config, name) for name in PLACES})
+        self.ingest.quota_bytes = self.config.node_quota_bytes
+        logging.getLogger().setLevel(self.config.log_level)
+        self.supervisor.apply(self._orders(), self.config.log_level, now_s)
+        if self.config != before:
+            log.warning("configuration: %s taken over; delivering to %s", new.source, ", ".join(self.config.backends))
+
+    def _orders(self) -> dict[str, Orders]:
+        """What every lane is to do."""
+        config = self.config
+        shared: dict[str, Any] = {
+            "run_may_choose": list(config.run_may_choose),
+            "backends": list(config.backends),
+            "project": config.project,
+            "experiment": config.experiment,
+            # Nobody writes to what is flushed: a run that ended without a word shall not keep its last step.
+            "release_idle_s": None if self.places.listen else FLUSH_IDLE_S,
+        }
+        return {
+            name: Orders(self._settings(name, settings), shared | {"sampling": dict(config.sampling.get(name, {}))})
+            for name, settings in config.backends.items()
+        }
+
     def _settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A lane's settings; a backend that needs places of its own gets them below our state."""
         places = {"lock_dir": "locks", "work_dir": os.path.join("sdk", name)}
-        known = load_backend(name).settings_known or ()
+        known = load_backend(name).setting_names()
         given = {key: os.path.join(self.places.state_dir, below) for key, below in places.items() if key in known}
         return {**given, **settings}
 
@@ -248,7 +292,7 @@ class Daemon:
         if self.places.keep_sources or not self.ingest.streams:
             return
         safe: dict[str, int] | None = None
-        for name in self.config.backends:
+        for name in {*self.config.backends, *self.supervisor.children}:  # a lane that is ending still reads
             offsets = _safe_offsets(store_path(self.places.state_dir, name))
             if safe is None:
                 safe = offsets
@@ -284,7 +328,8 @@ class Daemon:
 
     def _problems(self) -> list[str]:
         found = {*self.adopt.problems.values(), *self.ingest.broken.values(), *self._troubles.values()}
-        return sorted(found | {*self.supervisor.troubles()} | ({self.ingest.trouble} - {""}))
+        found |= {self.ingest.trouble, self._pinned, self.reload.problem if self.reload is not None else ""}
+        return sorted((found | {*self.supervisor.troubles()}) - {""})
 
 
 @contextlib.contextmanager
@@ -312,9 +357,9 @@ def _safe_offsets(path: str) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def opened(config: Config, places: Places) -> Iterator[Daemon]:
+def opened(config: Config, places: Places, reload: Reload | None = None) -> Iterator[Daemon]:
     """A daemon that is open inside the block and closed after it."""
-    daemon = Daemon(config, places)
+    daemon = Daemon(config, places, reload)
     daemon.open()
     try:
         yield daemon

@@ -1,6 +1,6 @@
 """Running the daemon for a person: in the foreground, beside a command, or until a folder is flushed.
 
-    serve        until SIGTERM or SIGINT
+    serve        until SIGTERM or SIGINT; SIGHUP loads the configuration again
     beside       start, run the command, drain, end with the command's exit code
     flush        read folders, deliver, end when nothing remains
 
@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from verl_shipper import status
-from verl_shipper.config import Config, check_backends
+from verl_shipper.config import Config, Request, check_backends
 from verl_shipper.daemon import Daemon, Places, opened, places_of
 from verl_shipper.errors import HeldError, ShipperError
+from verl_shipper.reload import Reload
 from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE, STATE_VARIABLE
 
 EXIT_REMAINS = 4
@@ -29,20 +30,22 @@ LOOK_S = 0.2
 FORWARD_GRACE_S = 10.0  # a command that was told to end has so long before it is killed
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, request: Request | None = None) -> int:
     """Run the daemon until a signal."""
     check_backends(config)
-    with _told_to_end() as told, opened(config, places_of(config)) as daemon:
+    reload = _reload(config, request)
+    with _told_to_end() as told, _hung_up(reload), opened(config, places_of(config), reload) as daemon:
         _say_ready(daemon)
         daemon.run(until=told)
     return 0
 
 
-def beside(config: Config, command: Sequence[str], drain_timeout_s: float) -> int:
+def beside(config: Config, command: Sequence[str], drain_timeout_s: float, request: Request | None = None) -> int:
     """Run a command with the daemon beside it. Returns the command's exit code (128 + n for signal n)."""
     check_backends(config)
     places = places_of(config)
-    with _told_to_end() as told, opened(config, places) as daemon:
+    reload = _reload(config, request)
+    with _told_to_end() as told, _hung_up(reload), opened(config, places, reload) as daemon:
         _say_ready(daemon)
         environment = os.environ | {SPOOL_VARIABLE: places.spool_dir}
         if daemon.listener.bound:
@@ -100,6 +103,10 @@ def flush(config: Config, folders: Sequence[str], patience_s: float, on_turn: Ca
         if folders:
             raise
         return _follow(places.state_dir, pace, on_turn)
+
+
+def _reload(config: Config, request: Request | None) -> Reload | None:
+    return None if request is None else Reload(request, config)
 
 
 @dataclass(slots=True)
@@ -209,9 +216,20 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _signals(act: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT do `act` inside the block."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
+def _hung_up(reload: Reload | None) -> Iterator[None]:
+    """SIGHUP loads the configuration again inside the block."""
+    if reload is None:
+        yield
+        return
+    with _signals(lambda _number: reload.ask(), (signal.SIGHUP,)):
+        yield
+
+
+@contextlib.contextmanager
+def _signals(
+    act: Callable[[int], None], numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
+) -> Iterator[None]:
+    """Signals do `act` inside the block."""
     before = [signal.signal(number, lambda received, _frame: act(received)) for number in numbers]
     try:
         yield
@@ -227,13 +245,3 @@ def _told_to_end() -> Iterator[Callable[[], bool]]:
     came: list[int] = []
     with _signals(came.append):
         yield lambda: bool(came)
-
-
-def with_places(config: Config, state_dir: str | None, socket: str | None, adopt: Sequence[str]) -> Config:
-    """Configuration with places from the command line on top."""
-    return replace(
-        config,
-        state_dir=state_dir or config.state_dir,
-        socket=socket or config.socket,
-        adopt=tuple(adopt) or config.adopt,
-    )

@@ -28,6 +28,7 @@ from verl_shipper_spool.location import UNNAMED
 
 DISCARDED = "discarded"  # dead letters an operator threw away
 UNREADABLE = "unreadable"  # frames whose payload is no record
+RECLAIMED = "reclaimed"  # gone before this backend had read them: it was not there, or not configured
 LETTERS_FULL = "letters_full"  # dead letters that had to make room for younger ones
 UNNAMED_NOTE = "unnamed"  # the daemon's note of the project and experiment of runs that have none
 NAMES_NOTE = "metric_names"  # a backend's note of the names it gave to metrics: {original: shown}
@@ -126,6 +127,7 @@ class _Logged:
 
     run_id: str
     ordinal_next: int
+    is_reclaimed: bool  # its bytes are gone: what a lane has not read it never will
 
 
 def report(state_dir: str, backends: Iterable[str] | None = None) -> Report:
@@ -147,9 +149,9 @@ def _read_daemon(path: str, found: Report) -> dict[str, _Logged]:
     if db is None:
         return logged
     try:
-        rows = db.execute("SELECT stream_id, run_id, header, ordinal_next FROM streams")
-        for stream_id, run_id, header_bytes, ordinal_next in rows:
-            logged[stream_id] = _Logged(run_id, ordinal_next)
+        rows = db.execute("SELECT stream_id, run_id, header, ordinal_next, state FROM streams")
+        for stream_id, run_id, header_bytes, ordinal_next, state in rows:
+            logged[stream_id] = _Logged(run_id, ordinal_next, state == RECLAIMED)
             header = decode_header(header_bytes)
             known = found.runs.get(run_id)
             if known is None or header.created_ns < known.created_ns:
@@ -187,6 +189,7 @@ def _read_lane(path: str, logged: dict[str, _Logged], runs: dict[str, RunName]) 
     try:
         db.execute("BEGIN")  # one snapshot of all tables
         _add_cursors(db, accounts, logged)
+        _add_reclaimed(db, accounts, logged)
         _add_tallies(db, accounts)
         _add_names(db, accounts)
         _add_reasons(db, accounts)
@@ -209,6 +212,15 @@ def _add_cursors(db: sqlite3.Connection, accounts: dict[str, Account], logged: d
         account.dropped.update(msgpack.unpackb(dropped))
     for run_id, count in db.execute("SELECT run_id, sum(count) FROM outbox GROUP BY run_id"):
         accounts.setdefault(run_id, Account()).pending += count
+
+
+def _add_reclaimed(db: sqlite3.Connection, accounts: dict[str, Account], logged: dict[str, _Logged]) -> None:
+    read = dict(db.execute("SELECT stream_id, ordinal FROM cursors"))
+    for stream_id, known in logged.items():
+        missed = known.ordinal_next - min(read.get(stream_id, 0), known.ordinal_next)
+        if known.is_reclaimed and missed:
+            accounts[known.run_id].pending -= missed
+            accounts[known.run_id].dropped[RECLAIMED] += missed
 
 
 def _add_tallies(db: sqlite3.Connection, accounts: dict[str, Account]) -> None:

@@ -1,6 +1,9 @@
 """The supervisor: one child process per lane, started again when it dies or stops answering.
 
     RUNNING ─ exit or silence for SILENT_S ─▶ WAITING (backoff) ─▶ RUNNING
+    RUNNING ─ other orders, or none any more ─▶ ENDING ─ exit ─▶ RUNNING at once, or gone
+
+Nothing here waits but `stop`: a lane that is told to end has STOP_S, then it is killed.
 
 Must not know: what a lane does. On failure to start a process: like a death, with backoff. A lane's exit costs
 nothing: its outbox and cursors are on disk.
@@ -15,6 +18,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +32,20 @@ HEALTHY_S = 30.0  # having lived so long, a lane's next death is its first again
 STOP_S = 5.0  # from "stop" to SIGKILL
 
 
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a lane is to do: its settings, and all else that LaneOrder carries, by name."""
+
+    settings: Mapping[str, Any]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Child:
-    """A lane's process, or the time until its next start."""
+    """A lane's process, or the time until its next start. `ending_s`: when it was told to end, 0 when it was not."""
 
     backend: str
-    settings: dict[str, Any]
+    orders: Orders
     process: subprocess.Popen[bytes] | None = None
     beat_fd: int = -1
     beat_at_s: float = 0.0
@@ -41,6 +53,8 @@ class Child:
     start_at_s: float = 0.0
     deaths: int = 0
     trouble: str = ""  # how it ended the last time, until it has lived long enough to be forgiven
+    ending_s: float = 0.0
+    is_wanted: bool = True  # whether another process follows
 
 
 @dataclass(slots=True)
@@ -52,15 +66,38 @@ class Supervisor:
     log_level: str
     children: dict[str, Child] = field(default_factory=dict)
 
-    def add(self, backend: str, settings: dict[str, Any]) -> None:
-        self.children[backend] = Child(backend, settings)
+    def add(self, backend: str, settings: Mapping[str, Any], **more: Any) -> None:
+        self.children[backend] = Child(backend, Orders(settings, more))
+
+    def apply(self, wanted: Mapping[str, Orders], log_level: str, now_s: float) -> None:
+        """From now on these lanes and no others: the rest ends, those with other orders are replaced."""
+        is_louder = log_level != self.log_level
+        self.log_level = log_level
+        for backend, orders in wanted.items():
+            child = self.children.get(backend)
+            if child is None:
+                self.children[backend] = Child(backend, orders)
+                continue
+            child.is_wanted = True
+            if orders != child.orders or is_louder:
+                child.orders = orders
+                _tell_to_end(child, now_s)
+        for backend, child in list(self.children.items()):
+            if backend not in wanted:
+                child.is_wanted = False
+                _tell_to_end(child, now_s)
+                if child.process is None:
+                    del self.children[backend]
 
     def watch(self, now_s: float) -> None:
         """Start what is due, hear beats, replace the dead and the silent."""
-        for child in self.children.values():
+        for child in list(self.children.values()):
             if child.process is None:
                 if now_s >= child.start_at_s:
                     self._start(child, now_s)
+                continue
+            if child.ending_s:
+                self._see_off(child, now_s)
                 continue
             self._hear(child, now_s)
             code = child.process.poll()
@@ -83,11 +120,7 @@ class Supervisor:
     def stop(self) -> None:
         """Ask all lanes to end; kill what does not within STOP_S."""
         for child in self.children.values():
-            if child.process is not None and child.process.stdin is not None:
-                try:
-                    child.process.stdin.close()  # end of file is the order to stop
-                except OSError as error:
-                    log.debug("lane %s: %s", child.backend, error)
+            _close_orders(child)
         deadline_s = time.monotonic() + STOP_S
         for child in self.children.values():
             if child.process is None:
@@ -107,7 +140,15 @@ class Supervisor:
             return
         os.set_blocking(read_fd, False)
         process = None
-        order = LaneOrder(child.backend, child.settings, self.state_dir, self.spool_dir, write_fd, self.log_level)
+        order = LaneOrder(
+            child.backend,
+            dict(child.orders.settings),
+            self.state_dir,
+            self.spool_dir,
+            write_fd,
+            self.log_level,
+            **child.orders.more,
+        )
         try:
             # A session of its own: a Ctrl-C at the terminal reaches the daemon, which stops its lanes in order.
             process = subprocess.Popen(
@@ -138,15 +179,21 @@ class Supervisor:
         except BlockingIOError:
             return
 
+    def _see_off(self, child: Child, now_s: float) -> None:
+        """A lane that was told to end: it is gone, or has had its time."""
+        assert child.process is not None, "nobody to see off"
+        if child.process.poll() is not None:
+            _let_go(child)
+            child.ending_s = 0.0
+            if child.is_wanted:
+                self._start(child, now_s)
+            else:
+                del self.children[child.backend]
+        elif now_s - child.ending_s > STOP_S:
+            child.process.kill()
+
     def _bury(self, child: Child, now_s: float, how: str) -> None:
-        assert child.process is not None, "no process to bury"
-        if child.process.stdin is not None:
-            try:
-                child.process.stdin.close()
-            except OSError as error:
-                log.debug("lane %s: %s", child.backend, error)
-        os.close(child.beat_fd)
-        child.process = None
+        _let_go(child)
         if now_s - child.started_s > HEALTHY_S:
             child.deaths = 0
         self._wait(child, now_s, how)
@@ -157,6 +204,30 @@ class Supervisor:
         child.start_at_s = now_s + pause_s
         child.trouble = f"lane {child.backend} {how}, {child.deaths} times"
         log.warning("lane %s %s; starting it again in %.1f s", child.backend, how, pause_s)
+
+
+def _tell_to_end(child: Child, now_s: float) -> None:
+    """Other orders may be what a lane needs that does not stay alive: what was, is forgotten."""
+    child.deaths, child.start_at_s, child.trouble = 0, 0.0, ""
+    if child.process is not None and not child.ending_s:
+        child.ending_s = now_s
+        _close_orders(child)
+
+
+def _close_orders(child: Child) -> None:
+    """End of file is the order to stop."""
+    if child.process is not None and child.process.stdin is not None:
+        try:
+            child.process.stdin.close()
+        except OSError as error:
+            log.debug("lane %s: %s", child.backend, error)
+
+
+def _let_go(child: Child) -> None:
+    """Of a process that has ended."""
+    _close_orders(child)
+    os.close(child.beat_fd)
+    child.process = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

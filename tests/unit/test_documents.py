@@ -29,8 +29,12 @@ from verl_shipper.backends import BUILT_IN, load_backend
 from verl_shipper.backends.base import Backend, Delivered
 from verl_shipper.backends.mlflow_http import TIMEOUT_S
 from verl_shipper.cli import main
-from verl_shipper.config import _KEYS, NODE_QUOTA_BYTES, check_backends, load_config
+from verl_shipper.config import check_backends, load_config
+from verl_shipper.config_docs import BLOCK, filled, tables
+from verl_shipper.config_keys import ENABLED, NODE_QUOTA_BYTES, RUN_MAY_CHOOSE, SAMPLING, TOP, TRAINER
+from verl_shipper.config_source import overlay
 from verl_shipper.policy import delivery
+from verl_shipper.schema import Key, Node, accept
 from verl_shipper.show import record_lines, status_table, stream_folders
 from verl_shipper.status import Account, Report, RunName
 from verl_shipper_client import identity, link
@@ -187,7 +191,7 @@ def test_environment_variables_are_those_of_the_code() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in MODULES)
 
     for name in ("README.md", "docs/configuration.md"):
-        assert set(re.findall(r"VERL_SHIPPER_[A-Z_]+", text_of(name))) == ours, name
+        assert set(re.findall(r"VERL_(?:SHIPPER_[A-Z_]+|PROJECT|EXPERIMENT)", text_of(name))) == ours, name
     assert set(re.findall(r"VERL_SHIPPER_[A-Z_]*[A-Z]", everything(without="CHANGELOG.md"))) - ours <= {
         "VERL_SHIPPER_TEST_SEED",
         "VERL_SHIPPER_TEST_LONG",
@@ -200,17 +204,47 @@ def test_environment_variables_are_those_of_the_code() -> None:
 
 
 def test_configuration_keys_and_settings_are_those_of_the_code() -> None:
-    settings = {f"backends.{name}.{key}" for name in BUILT_IN for key in load_backend(name).settings_known or ()}
-
     text = text_of("docs/configuration.md")
-    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
 
-    keys = {row[0].strip("`"): row[2] for row in table_rows(sections["The file"]) if row[0] != "key"}
-    assert list(keys) == list(_KEYS)
+    assert sorted(name for _, name, _ in BLOCK.findall(text)) == sorted(tables())
+    assert text == filled(text), "run `make docs`"
+    keys = {row[0].strip("`"): row[2] for row in table_rows(text) if len(row) == 6}
+    settings = {f"backends.{name}.{key}" for name in BUILT_IN for key in load_backend(name).setting_names()}
+    sampling = {f"sampling.{key.path}" for key in SAMPLING}
+    own = {key.path for key in (*TOP, RUN_MAY_CHOOSE, *TRAINER)}
+    assert keys.keys() - {"key", "backends.NAME.enabled"} == settings | sampling | own
     assert quantity(keys["node_quota_bytes"]) == NODE_QUOTA_BYTES
-    defaults = {row[0].strip("`"): row[2] for row in table_rows(sections["Backends"]) if row[0] != "setting"}
-    assert defaults.keys() == settings
-    assert quantity(defaults["backends.mlflow.timeout_s"]) == TIMEOUT_S
+    assert quantity(keys["backends.mlflow.timeout_s"]) == TIMEOUT_S
+
+
+def declared_keys() -> Iterator[Key]:
+    yield from (*TOP, *SAMPLING, RUN_MAY_CHOOSE, ENABLED, *TRAINER)
+    for name in BUILT_IN:
+        for key in load_backend(name).settings_known or ():
+            assert isinstance(key, Key), f"{name} declares {key!r} by its name alone"
+            yield key
+
+
+@pytest.mark.parametrize("key", list(declared_keys()), ids=lambda key: key.path)
+def test_every_key_is_declared_whole_and_takes_its_own_example_and_default(key: Key) -> None:
+    for text in (key.meaning, key.reason, key.example):
+        assert text
+        assert "|" not in text
+        assert "\n" not in text
+    root = Node({}, "")
+    overlay(root, f"key={key.example}")
+    is_choice = len(key.choices) != 1
+    assert (accept(key, root.value["key"]) != key.default) is is_choice, (
+        "an example shows something else than the default"
+    )
+    if key.default is not None and not isinstance(key.default, list):
+        overlay(root, f"key={key.default}")
+        assert accept(key, root.value["key"]) == key.default
+    assert (key.default is None) <= bool(key.otherwise), "what holds when nobody gives it?"
+    if key.path.endswith("_s"):
+        assert key.unit == "seconds"
+    if key.path.endswith("_bytes"):
+        assert key.unit == "bytes"
 
 
 def test_the_sample_configuration_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

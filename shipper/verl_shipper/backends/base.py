@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from verl_shipper.checks import Finding
+from verl_shipper.schema import Key
 from verl_shipper_spool.record import Record
 
 
@@ -129,13 +130,18 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     limits: ClassVar[Limits] = Limits()
-    settings_known: ClassVar[tuple[str, ...] | None] = None  # names of settings; None: not checked
+    settings_known: ClassVar[tuple[str | Key, ...] | None] = None  # names, or all about them; None: not checked
 
     def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
         """`settings` is the section `backends.<name>` of the configuration, already checked by `check`."""
         self.run = run
         self.settings = settings
         self.memory = memory
+
+    @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """Names of the settings it declares."""
+        return tuple(known if isinstance(known, str) else known.path for known in cls.settings_known or ())
 
     @classmethod  # noqa: B027 - most backends have nothing to check
     def check(cls, settings: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Retry
 from verl_shipper.errors import ConfigError
+from verl_shipper.schema import Key, Kind
 from verl_shipper.values import flatten_metrics, visible
 from verl_shipper_spool.record import Record, RecordKind
 
@@ -28,7 +29,17 @@ class ConsoleBackend(Backend):
     """Prints the records of one run."""
 
     name: ClassVar[str] = "console"
-    settings_known: ClassVar[tuple[str, ...] | None] = ("stream",)
+    settings_known: ClassVar[tuple[str | Key, ...] | None] = (
+        Key(
+            "stream",
+            Kind.CHOICE,
+            "where the lines go",
+            "standard output may be another program's input",
+            "stderr",
+            default="stdout",
+            choices=STREAMS,
+        ),
+    )
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from verl_shipper.backends.paths import component
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper.folders import disk_findings, folder_findings
+from verl_shipper.schema import Key, Kind
 from verl_shipper.values import flatten_metrics, to_json, visible
 from verl_shipper_spool.files import RealFiles
 from verl_shipper_spool.record import KIND_NAME, Record, RecordKind
@@ -41,7 +42,16 @@ class FileBackend(Backend):
     """Appends the records of one run to its file."""
 
     name: ClassVar[str] = "file"
-    settings_known: ClassVar[tuple[str, ...] | None] = ("dir",)
+    settings_known: ClassVar[tuple[str | Key, ...] | None] = (
+        Key(
+            "dir",
+            Kind.PATH,
+            "records go to `<dir>/<project>/<experiment>-<run_id>.jsonl`, one strict JSON object a line",
+            "a daemon has no folder of its own that you would look into",
+            "/data/records",
+            otherwise="required",
+        ),
+    )
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:

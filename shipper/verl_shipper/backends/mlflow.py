@@ -39,8 +39,10 @@ from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker
 from verl_shipper.backends.mlflow_outcome import RefusedError
 from verl_shipper.backends.mlflow_plan import Planner, Request, deliver
 from verl_shipper.backends.mlflow_run import Place, RunFinder
+from verl_shipper.backends.mlflow_settings import SETTINGS
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
+from verl_shipper.schema import Key
 from verl_shipper_spool.redact import scrub
 
 # What MLflow itself can track to, besides sqlite and installed plugins.
@@ -62,13 +64,7 @@ class MlflowBackend(Backend):
     """Delivers one run to MLflow."""
 
     name: ClassVar[str] = "mlflow"
-    settings_known: ClassVar[tuple[str, ...] | None] = (
-        "artifact_location",
-        "lock_dir",
-        "run_id",
-        "timeout_s",
-        "tracking_uri",
-    )
+    settings_known: ClassVar[tuple[str | Key, ...] | None] = SETTINGS
     limits: ClassVar[Limits] = Limits(items_max=500)
 
     @classmethod

@@ -53,8 +53,10 @@ from verl_shipper.backends.swanlab_api import RunAddress, SwanlabApi
 from verl_shipper.backends.swanlab_folder import SwanlabFolder
 from verl_shipper.backends.swanlab_points import FORBIDDEN, Plan, Row, names_of, notes_of, plan
 from verl_shipper.backends.swanlab_run import Sent, SwanlabRun, Wish
+from verl_shipper.backends.swanlab_settings import SETTINGS
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
+from verl_shipper.schema import Key
 from verl_shipper.values import visible
 
 DEFAULT_URL = "https://api.swanlab.cn"
@@ -72,22 +74,7 @@ class SwanlabBackend(Backend):
     """Delivers one run to SwanLab."""
 
     name: ClassVar[str] = "swanlab"
-    settings_known: ClassVar[tuple[str, ...] | None] = (
-        "api_key_file",
-        "base_url",
-        "description",
-        "group",
-        "job_type",
-        "lock_dir",
-        "log_dir",
-        "mode",
-        "settle_s",
-        "tags",
-        "transport",
-        "web_url",
-        "work_dir",
-        "workspace",
-    )
+    settings_known: ClassVar[tuple[str | Key, ...] | None] = SETTINGS
     # While its process lives, a run is not "interrupted".
     limits: ClassVar[Limits] = Limits(
         items_max=1000,

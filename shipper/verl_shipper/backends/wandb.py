@@ -46,9 +46,11 @@ from verl_shipper.backends.wandb_api import NotOfferedError, WandbApi
 from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
 from verl_shipper.backends.wandb_run import Sent, WandbRun
+from verl_shipper.backends.wandb_settings import SETTINGS
 from verl_shipper.backends.wandb_wish import KEY_NAMES, base_url, entity_of, wish_of
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
+from verl_shipper.schema import Key
 
 NAMES_MAX = 1000  # changed names that `status` can list
 MODES = ("online", "offline")
@@ -58,24 +60,7 @@ class WandbBackend(Backend):
     """Delivers one run to W&B."""
 
     name: ClassVar[str] = "wandb"
-    settings_known: ClassVar[tuple[str, ...] | None] = (
-        "api_key_file",
-        "base_url",
-        "dir",
-        "entity",
-        "group",
-        "job_type",
-        "lock_dir",
-        "log_artifact",
-        "mode",
-        "notes",
-        "save_code",
-        "settle_s",
-        "tags",
-        "transport",
-        "wandb_proxy",
-        "work_dir",
-    )
+    settings_known: ClassVar[tuple[str | Key, ...] | None] = SETTINGS
     # A row's company costs little, a question to the server some; and while its process lives, a run is not "crashed".
     limits: ClassVar[Limits] = Limits(
         items_max=1000,

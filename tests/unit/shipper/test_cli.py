@@ -243,3 +243,56 @@ def test_flush_delivers_a_folder_and_ends_with_0(tmp_path: Path) -> None:
 
     (written,) = (tmp_path / "out").rglob("*.jsonl")
     assert len(written.read_text().splitlines()) == 50
+
+
+# Configuration
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "shipper.yaml"
+    path.write_text(f"backends:\n  file: {{dir: {tmp_path}/out}}\nsampling: {{log_frequency: 10}}\n")
+    return path
+
+
+def test_config_show_prints_what_is_in_effect(config: Path) -> None:
+    result = _run("config", "show", "--config", config, "--set", "sampling.rank=all")
+
+    assert result.exit_code == 0, result.output
+    assert f"      log_frequency: 10  # {config}:3\n" in result.stdout
+    assert "      rank: all  # --set sampling.rank=all\n" in result.stdout
+    told = json.loads(_run("config", "show", "--config", config, "--json").stdout)
+    assert told["backends.file.sampling.log_frequency"] == {"value": 10, "origin": f"{config}:3"}
+    assert told["trainer.project_name"]["value"] is None
+
+
+def test_config_check_says_all_that_is_wrong(config: Path) -> None:
+    assert _run("config", "check", "--config", config).stdout == "ok: delivers to file\n"
+
+    config.write_text("backends:\n  file: {dri: x}\nlog_level: loud\n")
+    result = _run("config", "check", "--config", config, "--set", "sampling.rank=x")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert [word in line for word, line in zip(("dri", "loud", "rank"), result.stderr.splitlines(), strict=True)] == [
+        True,
+        True,
+        True,
+    ]
+    config.write_text("backends:\n  file: {}\n  mlflow: {tracking_uri: /folder}\n")
+    result = _run("config", "check", "--config", config)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 2), "what the backends have against it, too"
+    assert _run("config", "check", "--config", config.parent).exit_code == 2
+    assert "no backend" in _run("config", "check").stderr
+
+
+def test_help_loads_nothing_that_costs_time() -> None:
+    script = (
+        "import sys\nfrom click.testing import CliRunner\nfrom verl_shipper.cli import main\n"
+        "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(main, ['config', 'show', '--help']).exit_code == 0\n"
+        "heavy = {'yaml', 'omegaconf', 'zmq', 'rich', 'watchdog', 'sqlite3', 'verl_shipper.backends'}\n"
+        "print(sorted(heavy & sys.modules.keys()))\n"
+    )
+
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert result.stdout == "[]\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ import pytest
 
 from support.streams import frame, make_header
 from verl_shipper import daemon as daemon_module
-from verl_shipper.config import Config
-from verl_shipper.daemon import Daemon, Places, places_of
+from verl_shipper.config import Config, Request
+from verl_shipper.daemon import FLUSH_IDLE_S, Daemon, Places, places_of
 from verl_shipper.errors import ConfigError, HeldError
 from verl_shipper.lane_process import store_path
 from verl_shipper.lane_store import Cursor, LaneStore, Taken
 from verl_shipper.lock import Lock
+from verl_shipper.reload import Reload
 from verl_shipper.status import report
+from verl_shipper.supervisor import Child, Orders
 from verl_shipper_spool.location import SOCKET_VARIABLE, socket_address
 
 
@@ -270,6 +274,112 @@ def test_places_come_from_the_configuration(tmp_path: Path, monkeypatch: pytest.
 
     with pytest.raises(ConfigError, match="neither"):
         places_of(Config({}, socket="htp://x"))
+
+
+# Another configuration
+
+
+class Following:
+    """A daemon whose configuration is handed to it."""
+
+    def __init__(self, root: Path) -> None:
+        (root / "config.yaml").write_text("backends: {console: {}}\n")
+        request = Request(str(root / "config.yaml"), state_dir=str(root / "state"))
+        config = request.load()
+        self.reload = Reload(request, config)
+        self.daemon = Daemon(config, Places(str(root / "state"), str(root), (str(root / "spool"),), ()), self.reload)
+
+    def give(self, **changes: Any) -> None:
+        self.reload._new.append(replace(self.reload.config, **changes))
+        self.daemon.turn()
+
+    def problems(self) -> list[str]:
+        self.daemon._status_s = 0.0
+        self.daemon.turn()
+        found: list[str] = report(self.daemon.places.state_dir).daemon["problems"]
+        return found
+
+
+@pytest.fixture
+def following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
+    monkeypatch.setattr("verl_shipper.reload.Reload.start", lambda _: None)
+    made = Following(tmp_path)
+    made.daemon.open()
+    level = logging.getLogger().level
+    yield made
+    logging.getLogger().setLevel(level)
+    made.daemon.close()
+
+
+def test_quota_and_level_of_the_log_change_at_once(following: Following) -> None:
+    following.give(node_quota_bytes=77, log_level="ERROR")
+
+    assert following.daemon.ingest.quota_bytes == 77
+    assert logging.getLogger().level == logging.ERROR
+    assert following.daemon.supervisor.log_level == "ERROR"
+    assert following.problems() == []
+
+
+def test_places_stay_and_what_they_wait_for_is_told(following: Following, caplog: pytest.LogCaptureFixture) -> None:
+    before = following.daemon.config
+    for _ in range(2):
+        following.give(spool_dir="/elsewhere", adopt=("/x",), node_quota_bytes=77)
+
+    assert (following.daemon.config.spool_dir, following.daemon.config.adopt) == (before.spool_dir, before.adopt)
+    assert following.daemon.config.node_quota_bytes == 77
+    (problem,) = following.problems()
+    assert "spool_dir, adopt changed" in problem
+    assert "restart" in problem
+    assert sum("restart" in record.message for record in caplog.records) == 1
+    following.give()
+    assert following.problems() == []
+
+
+def test_every_lane_is_told_all_that_concerns_it(following: Following) -> None:
+    following.give(
+        backends={"console": {"stream": "stderr"}, "wandb": {}},
+        sampling={"console": {"log_frequency": 10}},
+        run_may_choose=("traces",),
+        project="p",
+        experiment="e",
+    )
+
+    children = following.daemon.supervisor.children
+    assert list(children) == ["console", "wandb"]
+    assert children["console"].orders.settings == {"stream": "stderr"}
+    assert children["wandb"].orders.settings["lock_dir"].endswith("state/locks")
+    more = dict(children["console"].orders.more)
+    assert more.pop("release_idle_s") == FLUSH_IDLE_S, "nobody writes to what has no socket"
+    assert more == {
+        "sampling": {"log_frequency": 10},
+        "run_may_choose": ["traces"],
+        "backends": ["console", "wandb"],
+        "project": "p",
+        "experiment": "e",
+    }
+    assert json.loads(json.dumps(more)) == more
+
+
+def test_a_configuration_that_cannot_be_used_stands_in_the_status(following: Following) -> None:
+    following.reload.problem = "configuration: no"
+    assert following.problems() == ["configuration: no"]
+
+
+def test_a_lane_that_is_ending_still_holds_its_segments(tmp_path: Path, following: Following) -> None:
+    ingest, header = following.daemon.ingest, make_header()
+    ingest.greet(header)
+    ingest.take(header.stream_id, 0, frame(0))
+    ingest.settle()
+    ingest.seal(header.stream_id, [])
+    end = ingest.end(header.stream_id)
+    following.daemon.supervisor.children["old"] = Child("old", Orders({}), ending_s=time.monotonic() + 3600)
+    _deliver(following.daemon.places.state_dir, "console", header.stream_id, end)
+
+    following.daemon._reclaim()
+    assert Path(ingest.spool_dir, header.stream_id).exists()
+    del following.daemon.supervisor.children["old"]
+    following.daemon._reclaim()
+    assert not Path(ingest.spool_dir, header.stream_id).exists()
 
 
 # Reclaiming

@@ -86,7 +86,7 @@ def test_what_the_command_line_cannot_mean_ends_with_2() -> None:
 def test_settings_that_cannot_work_fail_and_the_rest_is_looked_at(site: Site) -> None:
     found = findings(*site.file_backend(), "--backend", "console", "--set", "backends.console.stream=x")
 
-    assert about("console", "cannot write to", found=found)["hint"] == "use stdout or stderr"
+    assert about("console", "not one of stdout, stderr", found=found)["level"] == "fail"
     assert about("file", "writable", found=found)["level"] == "ok"
 
 

@@ -15,7 +15,7 @@ import pytest
 from support.processes import wait_for
 from support.streams import frame, make_header
 from verl_shipper import serve, status
-from verl_shipper.config import Config
+from verl_shipper.config import Config, Request
 from verl_shipper.daemon import opened, places_of
 from verl_shipper.errors import HeldError, ShipperError
 from verl_shipper_client import Client
@@ -64,6 +64,24 @@ def test_a_signal_ends_the_daemon_and_gives_the_handlers_back(
     assert signal.getsignal(number) == before
     assert "ready on" in capsys.readouterr().err
     assert status.report(str(tmp_path / "state")).daemon["state"] == "stopped"
+
+
+def test_a_hangup_asks_for_the_configuration_again_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    asked: list[bool] = []
+    monkeypatch.setattr("verl_shipper.reload.Reload.ask", lambda _: asked.append(True))
+    socket = tmp_path / "spool" / "run" / "ingest.sock"
+    threads = [_signal_when(socket.exists, signal.SIGHUP)]
+    threads.append(_signal_when(lambda: bool(asked), signal.SIGTERM))
+
+    assert serve.serve(CONSOLE, Request(None, backends=("console",))) == 0
+
+    for thread in threads:
+        thread.join()
+    assert asked
+    assert signal.getsignal(signal.SIGHUP) == before
 
 
 # beside

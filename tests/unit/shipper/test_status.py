@@ -49,6 +49,21 @@ def test_everything_is_pending_for_a_lane_that_has_not_begun(bench: Bench) -> No
     assert found.total("new").balanced
 
 
+def test_what_was_freed_before_a_lane_read_it_is_no_longer_waited_for(bench: Bench) -> None:
+    bench.log(bench.stream(run_id="a"), 5)
+    bench.until_quiet()
+    gone = bench.stream(run_id="b")
+    bench.log(gone, 7)
+    bench.ingest.seal(gone, [])
+    bench.ingest.reclaim({gone: bench.ingest.end(gone)})
+
+    runs = report(str(bench.root), [BACKEND]).backends[BACKEND]
+
+    assert (runs["a"].delivered, runs["a"].dropped) == (5, Counter())
+    assert (runs["b"].pending, runs["b"].dropped) == (0, Counter(reclaimed=7 + 1)), "sealing adds the end"
+    assert runs["b"].balanced
+
+
 def test_metrics_that_are_shown_under_another_name_are_told(tmp_path: Path) -> None:
     """Any backend that notes its names under `metric_names` has them in the report."""
     bench = Bench(tmp_path / "state", Tracker(lambda _: Delivered({"metric_names": {"a@b": "a_at_b", "ok": "ok"}})))

@@ -18,7 +18,7 @@ from support.streams import frame, make_header
 from unit.shipper.plugged import plug
 from verl_shipper import supervisor as supervisor_module
 from verl_shipper.ingest import Ingest
-from verl_shipper.supervisor import HEALTHY_S, SILENT_S, STOP_S, Supervisor
+from verl_shipper.supervisor import HEALTHY_S, SILENT_S, STOP_S, Orders, Supervisor
 
 PATIENCE_S = 40.0
 
@@ -42,6 +42,10 @@ class Bench:
 
     def add(self, backend: str, **settings: Any) -> None:
         self.supervisor.add(backend, {"out": str(self.out), **settings})
+
+    def apply(self, *backends: str, **more: Any) -> None:
+        wanted = {backend: Orders({"out": str(self.out)}, more) for backend in backends}
+        self.supervisor.apply(wanted, "WARNING", time.monotonic() + self.skew_s)
 
     def watch(self) -> None:
         self.supervisor.watch(time.monotonic() + self.skew_s)
@@ -271,3 +275,88 @@ def test_settings_travel_on_the_lanes_standard_input_only(bench: Bench) -> None:
         assert b"very-secret" not in Path(f"/proc/{pid}/{name}").read_bytes()
     listed = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     assert "very-secret" not in listed
+
+
+# Other orders
+
+
+def test_lanes_come_and_go_and_those_with_the_same_orders_stay(bench: Bench) -> None:
+    bench.apply("plug_ok", "plug_silent")
+    bench.log(0)
+    bench.until(lambda: bench.lines() == ["0"] and len(bench.pids) == 2, "both are there")
+    before = bench.pids
+
+    bench.apply("plug_ok", "plug_hang")
+    bench.until(lambda: "plug_hang" in bench.pids, "the new one is there")
+    bench.until(lambda: "plug_silent" not in bench.pids, "the old one is gone")
+
+    assert bench.pids["plug_ok"] == before["plug_ok"]
+    assert not is_alive(before["plug_silent"])
+    assert bench.supervisor.troubles() == []
+
+
+def test_a_lane_with_other_orders_is_replaced_at_once_and_nothing_is_lost(bench: Bench) -> None:
+    bench.apply("plug_ok")
+    for number in range(4):
+        bench.log(number)
+        bench.until(lambda: len(bench.lines()) == number + 1, "it delivers")  # noqa: B023 - used before the loop goes on
+        before = bench.pids["plug_ok"]
+        bench.apply("plug_ok", sampling={"traces": {"max_length": number + 1000}})
+        bench.until(lambda: bench.pids.get("plug_ok", before) != before, "it is replaced")  # noqa: B023 - same
+
+    bench.log(4)
+    bench.until(lambda: bench.lines() == ["0", "1", "2", "3", "4"], "all came once")
+    assert bench.supervisor.troubles() == []
+    assert bench.supervisor.children["plug_ok"].deaths == 0
+
+
+def test_nobody_waits_for_a_lane_that_takes_its_time_and_it_is_ended(bench: Bench) -> None:
+    bench.apply("plug_stubborn", "plug_ok")
+    bench.log(0)
+    bench.until(lambda: "0" in bench.lines() and len(bench.pids) == 2, "both are at work")
+    pid = bench.pids["plug_stubborn"]
+    began_s = time.monotonic()
+    bench.apply("plug_ok")
+    bench.watch()
+    assert time.monotonic() - began_s < 0.4
+
+    bench.until(lambda: not is_alive(pid), "it is ended")
+    bench.until(lambda: list(bench.supervisor.children) == ["plug_ok"], "it is forgotten")
+    assert bench.supervisor.troubles() == []
+
+
+def test_a_lane_that_is_wanted_again_before_it_is_gone_starts_again(bench: Bench) -> None:
+    bench.apply("plug_ok")
+    bench.log(0)
+    bench.until(lambda: bench.lines() == ["0"], "it delivers")
+    pid = bench.pids["plug_ok"]
+    bench.apply()
+    bench.apply("plug_ok")
+    bench.log(1)
+
+    bench.until(lambda: bench.lines() == ["0", "1"], "it goes on")
+    bench.until(lambda: bench.pids.get("plug_ok", pid) != pid, "as another process")
+
+
+def test_other_orders_end_the_pause_of_a_lane_that_kept_dying(bench: Bench) -> None:
+    bench.apply("plug_crash")
+    bench.until(lambda: bench.supervisor.children["plug_crash"].deaths == 2, "it dies")
+    bench.apply("plug_crash", sampling={"rank": "all"})
+
+    assert bench.supervisor.troubles() == []
+    bench.watch()
+    assert "plug_crash" in bench.pids
+    bench.until(lambda: bench.supervisor.children["plug_crash"].deaths == 1, "it dies again")
+    bench.apply()
+    assert bench.supervisor.children == {}
+
+
+def test_a_stop_ends_lanes_that_are_ending(bench: Bench) -> None:
+    bench.apply("plug_stubborn")
+    bench.log(0)
+    bench.until(bench.lines, "it is at work")
+    (pid,) = bench.pids.values()
+    bench.apply()
+    bench.supervisor.stop()
+
+    assert not is_alive(pid)

@@ -28,6 +28,50 @@ def test_a_new_folder_is_news_once(tmp_path: Path, event: str) -> None:
         watch.stop()
 
 
+@pytest.mark.parametrize("change", ["written", "replaced", "link turned"])
+def test_a_change_of_the_one_file_is_told(tmp_path: Path, change: str) -> None:
+    folder = tmp_path / "etc"
+    (folder / "one").mkdir(parents=True)
+    (folder / "..data").symlink_to("one")
+    (folder / "config.yaml").write_text("a")
+    heard: list[bool] = []
+    watch = Watch([], str(folder / "config.yaml"), lambda: heard.append(True))
+    watch.start()
+    try:
+        (folder / "config.yaml").read_text()
+        (folder / "something else").write_text("x")
+        if change == "written":
+            (folder / "config.yaml").write_text("b")
+        elif change == "replaced":
+            (tmp_path / "new").write_text("b")
+            (tmp_path / "new").rename(folder / "config.yaml")
+        else:
+            (folder / "..next").symlink_to("two")
+            (folder / "..next").rename(folder / "..data")
+        wait_for(lambda: heard, 20.0, "the event comes")
+        assert not watch.take_news(), "it is no stream"
+    finally:
+        watch.stop()
+
+
+def test_reading_the_one_file_and_its_neighbours_are_no_news(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "spool").mkdir()
+    file = tmp_path / "etc" / "config.yaml"
+    file.write_text("a")
+    heard: list[bool] = []
+    watch = Watch([str(tmp_path / "spool")], str(file), lambda: heard.append(True))
+    watch.start()
+    try:
+        file.read_text()
+        (tmp_path / "etc" / "other.yaml").write_text("x")
+        (tmp_path / "spool" / "new").mkdir()
+        wait_for(watch.take_news, 20.0, "the event behind them comes")
+        assert heard == []
+    finally:
+        watch.stop()
+
+
 def test_appends_are_no_news(tmp_path: Path) -> None:
     stream = tmp_path / "stream"
     stream.mkdir()

@@ -299,3 +299,11 @@ def test_steps_may_be_any_number(step: int) -> None:
 
     assert len(node.shown()) == 2
     travelled(record(RecordKind.METRICS, {"state": node.reducer.state()}))
+
+
+def test_without_a_state_everything_begins() -> None:
+    node = Node(ranks=1)
+
+    node.reducer.restore([])
+
+    assert node.reducer.state() == [[], []]

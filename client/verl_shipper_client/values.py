@@ -1,23 +1,31 @@
-"""What a user may log, made plain. The fast road is MessagePack itself; this file is what it calls for the rest.
+"""What a user may log, made plain.
 
     given                                             becomes
     Python int, float, bool, str, None, dict, list    itself
     NumPy scalar, 0-d or 1-element array or tensor    the Python number
     other Number (Decimal, Fraction)                  float
-    int outside 64 bits                               nearest float; beyond float range Unsupported
+    int outside 64 bits                               nearest float
     str with lone surrogates                          U+FFFD in their place, whole pairs joined
     key that is neither text nor number               its text; a tuple's parts joined with "/"
-    anything else, nesting deeper than 32, a cycle,
-    more than a million values                        Unsupported, with the type's name
+    second key of the same text                       (text,): the daemon counts it as a clash
+    anything else, a number beyond float range, a
+    masked element, a time, nesting deeper than 32,
+    a cycle, more than a million values               Unsupported, with the type's name
 
-Works by duck typing: never imports torch or numpy. Must not know: files, sockets. Never raises; what a foreign object
-raises while it is converted makes that object Unsupported and costs its neighbours nothing.
+Two roads: MessagePack itself, which calls `to_plain` for single numbers it does not know; and `plain`, a copy of the
+whole record, as soon as anything else is in it.
+
+Works by duck typing: never imports torch or numpy. Must not know: files, sockets. `to_plain` raises what is for the
+slow road, nothing else here raises: what a foreign object raises while it is converted makes that object Unsupported
+and costs its neighbours nothing.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import numbers
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -32,12 +40,24 @@ STEP_MAX = 2**63 - 1  # what trackers can hold
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _MARKER_CHARS_MAX = 200
 _DIMENSIONS_SHOWN_MAX = 8
+_TIME_KINDS = ("m", "M")  # NumPy's timedelta64 and datetime64
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object without a text of its own: would be a new name each time
 
 
 def to_plain(value: Any) -> Any:
-    """MessagePack's hook for types it does not know."""
-    found = _foreign(value)
-    return msgpack.ExtType(UNSUPPORTED_EXT, found.text.encode()) if isinstance(found, Unsupported) else found
+    """MessagePack's hook for types it does not know. Raises TypeError where the slow road is needed.
+
+    It is asked about keys, too, and is not told so. A marker in place of a key would make two keys one, so only what
+    can be no key gets one here.
+    """
+    if isinstance(value, Unsupported):
+        return msgpack.ExtType(UNSUPPORTED_EXT, value.text.encode())
+    number = _element(value) if hasattr(value, "item") and _count(value) == 1 else None
+    if type(number) in (float, int, bool):
+        return number
+    if type(value).__hash__ is None and not isinstance(value, Mapping):
+        return to_plain(_foreign(value))
+    raise TypeError(f"needs a look: {type(value).__name__}")
 
 
 def unsupported(value: object, why: str = "") -> Unsupported:
@@ -136,10 +156,19 @@ class _Walk:
         self._inside.add(identity)
         try:
             if isinstance(value, Mapping):
-                return {_key(key): self.copy(item, depth + 1) for key, item in _items(value)}
+                return self._mapping(value, depth)
             return [self.copy(item, depth + 1) for item in value]
         finally:
             self._inside.discard(identity)
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
+        copied: dict[Any, Any] = {}
+        for key, item in _items(value):
+            name = _key(key)
+            while name in copied:  # two keys of one text: the second is still in the record, and counted as a clash
+                name = (name,)
+            copied[name] = self.copy(item, depth + 1)
+        return copied
 
 
 def _foreign(value: Any) -> Any:
@@ -154,21 +183,35 @@ def _number(value: Any) -> Any:
     if isinstance(value, Unsupported):
         return value
     if hasattr(value, "item") and _count(value) == 1:
-        item = value.item()
-        if isinstance(item, (bool, float)):
-            return item
-        return _whole(item) if isinstance(item, int) else _real(item, value)
-    if isinstance(value, Mapping):
-        return {_key(key): item for key, item in _items(value)}
+        return _element(value)
     return _whole(value) if isinstance(value, int) else _real(value, value)
 
 
+def _element(value: Any) -> Any:
+    """The only element of an array, a tensor, or a scalar of their libraries."""
+    mask = getattr(value, "mask", None)
+    if mask is not None and not callable(mask) and bool(mask):
+        return unsupported(value, "masked")  # what lies below the mask is no value
+    item = value.item()
+    if hasattr(item, "item"):
+        item = item.item()  # an array of objects, or a type that MessagePack does not know either
+    if isinstance(item, (bool, float)):
+        return item
+    if not isinstance(item, int):
+        return _real(item, value)
+    is_time = getattr(getattr(value, "dtype", None), "kind", None) in _TIME_KINDS
+    return unsupported(value) if is_time else _whole(item)  # nanoseconds are no metric, as days are none
+
+
 def _real(number: Any, value: Any) -> Any:
-    """float of any other real number: Decimal and Fraction, NumPy's long double."""
-    is_real = isinstance(number, numbers.Real) or (
-        isinstance(number, numbers.Number) and not isinstance(number, numbers.Complex)
-    )
-    return float(number) if is_real else unsupported(value)
+    """float of any other real number: Decimal and Fraction, NumPy's long double and types of its extensions."""
+    if isinstance(number, numbers.Integral):
+        return _whole(int(number))
+    is_complex = isinstance(number, numbers.Complex) and not isinstance(number, numbers.Real)
+    if is_complex or not (isinstance(number, numbers.Number) or hasattr(number, "dtype")) or _count(number) != 1:
+        return unsupported(value)
+    real = float(number)
+    return unsupported(value, "beyond float range") if math.isinf(real) and number != real else real
 
 
 def _count(value: Any) -> int:
@@ -216,7 +259,15 @@ def _key(key: Any) -> Any:
         if key is None or isinstance(key, (bool, float, bytes)) or (isinstance(key, int) and abs(key) < STEP_MAX):
             return key
         if isinstance(key, tuple):
-            return "/".join(str(_key(part)) for part in key)
-        return clean_text(str(key))
+            return "/".join(_part(part) for part in key)
+        number = _foreign(key) if hasattr(key, "item") else None  # the fast road's answer, for the same name
+        if isinstance(number, (bool, int, float)):
+            return number
+        return clean_text(_ADDRESS.sub("", str(key)))
     except Exception as error:  # noqa: BLE001 - see the header
         return f"<{unsupported(key, type(error).__name__).text}>"
+
+
+def _part(part: Any) -> str:
+    key = _key(part)
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)

@@ -12,6 +12,7 @@
     None                                                    none
     bytes, longer lists, markers, …                         not_a_number
     deeper than DEPTH_MAX                                   too_deep
+    a dict or list inside itself                            inside_itself
     a flat name that is taken already                       key_clash   (the first in order keeps it)
 
 `to_json` makes any value fit for strict JSON: NaN and infinities become words, bytes hexadecimal digits, a value that
@@ -32,6 +33,8 @@ from verl_shipper_spool.record import Unsupported
 
 DEPTH_MAX = 32
 TOO_DEEP = "<too deep>"
+# Words of the client's markers that tell more than "no number".
+_MARKED = (("inside itself", "inside_itself"), ("nested deeper than", "too_deep"))
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -113,6 +116,8 @@ def _number(value: Any) -> int | float | str:
         return "text"
     if isinstance(value, Mapping):
         return "too_deep"
+    if isinstance(value, Unsupported):
+        return next((reason for words, reason in _MARKED if words in value.text), "not_a_number")
     return "none" if value is None else "not_a_number"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import enum
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +10,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
+from unit.client.roads import Colour, Tensor, by_fast_road, by_slow_road, packed
 from verl_shipper_client.values import (
     DEPTH_MAX,
     STEP_MAX,
@@ -22,30 +21,44 @@ from verl_shipper_client.values import (
     clean_text,
     cut_text,
     plain,
-    to_plain,
     whole_step,
 )
-from verl_shipper_spool.record import Record, RecordKind, Unsupported, decode_record
+from verl_shipper_spool.record import Unsupported, decode_record
 
 
-class Tensor:
-    """What of a torch tensor matters here, without torch."""
+class Element:
+    """A scalar of a library of its own: its element is again none of Python's."""
 
-    def __init__(self, *elements: float, shape: tuple[int, ...] = ()) -> None:
-        self._elements = elements
-        self.shape = shape
+    def __init__(self, element: Any) -> None:
+        self._element = element
 
-    def numel(self) -> int:
-        return len(self._elements)
+    def item(self) -> Any:
+        return self._element
+
+
+class Extended:
+    """As the scalars of NumPy's extension types (bfloat16, float8) are: items of themselves, no registered numbers."""
+
+    dtype = "bfloat16"
+    size = 1
+
+    def __float__(self) -> float:
+        return 1.5
+
+    def item(self) -> Extended:
+        return self
+
+
+class Series:
+    """As of pandas: `mask` is a method."""
+
+    size = 1
+
+    def mask(self) -> None:
+        raise NotImplementedError
 
     def item(self) -> float:
-        if len(self._elements) != 1:
-            raise RuntimeError("a Tensor with several elements cannot be converted to Scalar")
-        return self._elements[0]
-
-
-class Colour(enum.IntEnum):
-    RED = 3
+        return 2.5
 
 
 class Hostile:
@@ -112,24 +125,6 @@ class HostileNumber(int):
         raise RuntimeError("no number")
 
 
-def by_fast_road(value: Any) -> Any:
-    """What arrives of a value when MessagePack itself takes it."""
-    payload = msgpack.packb((1, 2, 0, 0, 1, {"value": value, "good": 1.5}), use_bin_type=True, default=to_plain)
-    return _arrived(payload)
-
-
-def by_slow_road(value: Any) -> Any:
-    payload = msgpack.packb((1, 2, 0, 0, 1, plain({"value": value, "good": 1.5})), use_bin_type=True, default=to_plain)
-    return _arrived(payload)
-
-
-def _arrived(payload: bytes) -> Any:
-    record: Record = decode_record(payload)
-    assert record.kind is RecordKind.METRICS
-    assert record.body["good"] == 1.5
-    return record.body["value"]
-
-
 ROWS = [
     (3, 3),
     (-(2**63), -(2**63)),
@@ -159,6 +154,16 @@ ROWS = [
     (np.str_("text"), "text"),
     (Tensor(2.5), 2.5),
     (Tensor(7, shape=(1, 1)), 7),
+    (Element(np.int64(2**62 + 1)), 2**62 + 1),
+    (Element(np.bool_(True)), True),
+    (Element(Element(0.5)), 0.5),
+    (Extended(), 1.5),
+    (Series(), 2.5),
+    (np.ma.array([1.5], mask=[False]), 1.5),
+    (np.array(np.float32(0.5), dtype=object), 0.5),
+    (np.array(Decimal(2), dtype=object), 2.0),
+    (np.longdouble("inf"), math.inf),
+    (np.float64(2.0**70), 2.0**70),
     (Decimal("1.25"), 1.25),
     (Decimal("Infinity"), math.inf),
     (Fraction(1, 4), 0.25),
@@ -189,7 +194,7 @@ def test_nan_stays_nan(road: Any, value: Any) -> None:
         ({1, 2}, "builtins.set"),
         (np.zeros((2, 3)), "numpy.ndarray (2, 3)"),
         (np.zeros(0), "numpy.ndarray (0,)"),
-        (Tensor(1, 2, shape=(2,)), f"{__name__}.Tensor (2,)"),
+        (Tensor(1, 2, shape=(2,)), f"{Tensor.__module__}.Tensor (2,)"),
         (len, "builtins.builtin_function_or_method"),
         (np.datetime64("2026-01-01"), "numpy.datetime64"),
     ],
@@ -220,7 +225,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_a_foreign_object_that_raises_costs_only_itself(make: Callable[[], Any]) -> None:
     by_slow_road(make())
-    to_plain(make())
+    by_slow_road({"in": make()})
 
 
 def test_a_mapping_that_raises_at_one_key_keeps_the_others() -> None:
@@ -230,20 +235,35 @@ def test_a_mapping_that_raises_at_one_key_keeps_the_others() -> None:
     assert isinstance(arrived["bad"], Unsupported)
 
 
-def test_keys_that_are_no_text_get_their_text() -> None:
-    arrived = by_slow_road({("a", 1): 1, np.int64(3): 2, Hostile: 3, 2**70: 4})
-
-    assert arrived["a/1"] == 1
-    assert arrived["3"] == 2
-    assert arrived[str(2**70)] == 4
-    assert len(arrived) == 4
+@pytest.mark.parametrize(
+    "value", [0.5, 7, True, "text", np.float64(0.5), np.float32(0.5), np.int64(7), np.bool_(True), np.array(2.0)]
+)
+def test_what_trainers_log_takes_the_fast_road(value: Any) -> None:
+    assert decode_record(packed({"value": value, 3: [value]})).body["value"] == value
 
 
-def test_a_key_that_raises_costs_only_its_name() -> None:
-    arrived = by_slow_road({Hostile(): 1, "next": 2})
-
-    assert arrived["next"] == 2
-    assert len(arrived) == 2
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ma.masked,
+        np.ma.array([1.5], mask=[True]),
+        np.datetime64(1, "ns"),
+        np.array(1, dtype="M8[ns]"),
+        np.array([1], dtype="m8[ns]"),
+        np.datetime64("NaT", "ns"),
+        np.longdouble("1e4000") if np.finfo(np.longdouble).max > 1e308 else Decimal("1e400"),
+        Decimal("1e400"),
+        np.array(10**400, dtype=object),
+        np.clongdouble(1),
+        np.zeros(1, dtype=[("a", "f4")]),
+        np.array(b"3"),
+        np.array("3"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("road", [by_fast_road, by_slow_road])
+def test_what_only_looks_like_a_number_is_none(road: Any, value: Any) -> None:
+    assert isinstance(road(value), Unsupported)
 
 
 @pytest.mark.parametrize(

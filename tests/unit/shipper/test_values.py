@@ -92,6 +92,8 @@ def test_a_list_of_exactly_one_number_is_that_number(value: object) -> None:
         ([], "not_a_number"),
         (["text"], "not_a_number"),
         (Unsupported("torch.Tensor (2, 3)"), "not_a_number"),
+        (Unsupported("builtins.dict inside itself"), "inside_itself"),
+        (Unsupported("builtins.dict nested deeper than 32"), "too_deep"),
         (object(), "not_a_number"),
     ],
 )

@@ -40,6 +40,7 @@ STEP_MAX = 2**63 - 1  # what trackers can hold
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _MARKER_CHARS_MAX = 200
 _DIMENSIONS_SHOWN_MAX = 8
+_TOO_DEEP = "<too deep>"  # in place of the rest of a key, as the daemon has it
 _TIME_KINDS = ("m", "M")  # NumPy's timedelta64 and datetime64
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object without a text of its own: would be a new name each time
 
@@ -251,7 +252,7 @@ def _shape(value: object) -> str:
         return ""
 
 
-def _key(key: Any) -> Any:
+def _key(key: Any, depth: int = 0) -> Any:
     """Keys that MessagePack takes stay as they are, so that 3 and "3" stay two."""
     try:
         if isinstance(key, str):
@@ -259,7 +260,7 @@ def _key(key: Any) -> Any:
         if key is None or isinstance(key, (bool, float, bytes)) or (isinstance(key, int) and abs(key) < STEP_MAX):
             return key
         if isinstance(key, tuple):
-            return "/".join(_part(part) for part in key)
+            return "/".join(_part(part, depth + 1) for part in key) if depth < DEPTH_MAX else _TOO_DEEP
         number = _foreign(key) if hasattr(key, "item") else None  # the fast road's answer, for the same name
         if isinstance(number, (bool, int, float)):
             return number
@@ -268,6 +269,6 @@ def _key(key: Any) -> Any:
         return f"<{unsupported(key, type(error).__name__).text}>"
 
 
-def _part(part: Any) -> str:
-    key = _key(part)
+def _part(part: Any, depth: int) -> str:
+    key = _key(part, depth)
     return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)

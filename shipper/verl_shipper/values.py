@@ -77,12 +77,12 @@ def visible(text: str) -> str:
     return text if text.isascii() else LONE_SURROGATE.sub("\ufffd", text)
 
 
-def key_text(key: Any) -> str:
+def key_text(key: Any, depth: int = 0) -> str:
     """Name of a key that need not be a string: 3 → "3", ("x", 1) → "x/1"."""
     if isinstance(key, str):
         return visible(key)
     if isinstance(key, tuple):
-        return "/".join(key_text(part) for part in key)
+        return "/".join(key_text(part, depth + 1) for part in key) if depth < DEPTH_MAX else TOO_DEEP
     if isinstance(key, bytes):
         return key.decode("utf-8", "replace")
     return str(key) if key is None or isinstance(key, int | float) else f"<{type(key).__name__}>"

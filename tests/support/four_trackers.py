@@ -12,6 +12,7 @@ Must not know: what a test expects. On failure: KeyError or AssertionError when 
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import json
 import time
@@ -200,7 +201,7 @@ class FourTrackers:
     def wandb_rows(self, run_id: str) -> list[dict[str, Any]]:
         return wandb_reader.rows(self.servers["wandb"], self.project, run_id)
 
-    @property
+    @functools.cached_property
     def mlflow(self) -> MlflowRest:
         return MlflowRest(self.mlflow_uri, self.project)
 
@@ -227,6 +228,7 @@ class MlflowRest:
     def __init__(self, uri: str, project: str) -> None:
         self._uri = uri
         self._project = project
+        self._ids: dict[str, str] = {}  # MLflow's own, by ours
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs: {"info", "metrics": latest, "params", "tags"}."""
@@ -246,11 +248,10 @@ class MlflowRest:
         return found[0]
 
     def points(self, run_id: str, key: str) -> list[Point]:
-        run = self.run(run_id)
-        if key not in run["metrics"]:
-            return []
-        told = self._ask("mlflow/metrics/get-history", run_id=run["info"]["run_id"], metric_key=key)
-        return [(int(point.get("step", 0)), float(point["value"])) for point in told["metrics"]]
+        if run_id not in self._ids:
+            self._ids[run_id] = self.run(run_id)["info"]["run_id"]
+        told = self._ask("mlflow/metrics/get-history", run_id=self._ids[run_id], metric_key=key)
+        return [(int(point.get("step", 0)), float(point["value"])) for point in told.get("metrics", [])]
 
     def artifacts(self, run_id: str, folder: str) -> list[str]:
         """Paths of all files below a folder."""

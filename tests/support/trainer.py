@@ -20,6 +20,7 @@ from typing import final
 from support.processes import kill, wait_for
 from support.site import Site
 
+TESTS = Path(__file__).parents[1]  # for programs that import from support
 COUNTING = Path(__file__).with_name("counting_trainer.py")
 AS_USER = Path(__file__).with_name("as_user.py")
 

@@ -28,7 +28,13 @@ KEYS: list[Any] = [3, "3", None, True, 0.5, b"k", np.int64(3), np.float32(0.1), 
 KEYS += [("a", 1), ("a", b"b", None, 0.5), ("a", ("b", np.int64(2))), "", " lead", "a\ud83d", 2**70, Kind.RED]
 
 
-@pytest.mark.parametrize("key", KEYS, ids=repr)
+DEEP: Any = "end"
+for _ in range(200):
+    DEEP = ("t", DEEP)
+KEYS.append(DEEP)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: repr(key)[:40])
 def test_a_key_has_one_name_whatever_else_is_in_the_record(key: Any) -> None:
     alone, beside = by_fast_road({key: 1.0}), by_fast_road({key: 1.0, "odd": object()})
 

@@ -58,6 +58,14 @@ def test_keys_that_are_no_strings_become_strings() -> None:
     assert numbers({3: 1, ("x", 1): 2, None: 3, b"k": 4, 0.5: 5}) == {"3": 1, "x/1": 2, "None": 3, "k": 4, "0.5": 5}
 
 
+def test_a_key_of_tuples_in_tuples_has_an_end() -> None:
+    key: Any = "end"
+    for _ in range(400):
+        key = ("t", key)
+
+    assert numbers({key: 1, "next": 2}) == {"t/" * DEPTH_MAX + TOO_DEEP: 1, "next": 2}
+
+
 def test_booleans_become_one_and_zero() -> None:
     flat = numbers({"yes": True, "no": False})
 

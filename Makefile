@@ -2,16 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What a trainer has beside us. Where the package index has it, take the CPU build: TORCH='torch==2.13.0+cpu'.
+VERL_VENV := .venv-verl
+TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint docs bench matrix clean
+.PHONY: demo test test-verl lint docs bench matrix clean
 
 # A daemon, a real little training, three destinations, the account. No accounts, no torch, under three minutes.
 demo: $(VENV)/demo.done
 	$(BIN)/verl-shipper demo --out demo-out
 
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest -m "not alone" -n 4 --dist worksteal
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "not alone and not verl" -n 4 --dist worksteal
+	$(BIN)/python -m pytest -m "alone and not verl"
+
+# What needs torch: an environment of its own, 2 GB with the CPU build.
+test-verl: $(VERL_VENV)/test.done
+	$(VERL_VENV)/bin/python -m pytest -m verl
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .
@@ -42,5 +49,10 @@ $(VENV)/test.done: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,test]'
 	touch $@
 
+$(VERL_VENV)/test.done: pyproject.toml
+	test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[mlflow,test]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo-out dist build
+	rm -rf $(VENV) $(VERL_VENV) demo-out dist build

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from support import oracle
 from support.daemon import Daemon, shipper
 from support.four_trackers import FourTrackers
@@ -77,6 +73,10 @@ with Client(sys.argv[1], "exp", run_id="siblings") as client:
     assert client.errors == 0
 """
 LONG = '"k" * 9_999'
+PLAIN = "3: 1.0, 2.5: 2.0, None: 3.0, True: 4.0, b'by': 5.0, ('t', b'u', None, 1): 6.0, (): 7.0, -1: 8.0"
+PLAIN_NAMES = {"3": 1.0, "2.5": 2.0, "None": 3.0, "True": 4.0, "by": 5.0, "t/u/None/1": 6.0, "": 7.0, "-1": 8.0}
+FOREIGN = "np.int64(4): 1.0, np.float32(0.5): 2.0, np.bool_(False): 3.0, np.str_('s'): 4.0, 2**70: 5.0, Word.RED: 6.0"
+FOREIGN_NAMES = {"4": 1.0, "0.5": 2.0, "False": 3.0, "s": 4.0, str(2**70): 5.0, "red": 6.0}
 # A record as Python text, the numbers that every tracker shows of it, and what is counted.
 Row = tuple[str, dict[str, float], dict[str, int]]
 PUBLISHED: list[Row] = [
@@ -90,22 +90,10 @@ PUBLISHED: list[Row] = [
 ]
 SIBLINGS: list[Row] = [
     # Keys of every type, alone and beside a value that needs a second look: the name is the same.
-    *(
-        (
-            f"{{3: 1.0, 2.5: 2.0, None: 3.0, True: 4.0, b'by': 5.0, ('t', b'u', None, 1): 6.0, (): 7.0, -1: 8.0{more}}}",
-            {"3": 1.0, "2.5": 2.0, "None": 3.0, "True": 4.0, "by": 5.0, "t/u/None/1": 6.0, "": 7.0, "-1": 8.0},
-            ignored,
-        )
-        for more, ignored in (("", {}), (", 'odd': object()", {"not_a_number": 1}))
-    ),
-    *(
-        (
-            f"{{np.int64(4): 1.0, np.float32(0.5): 2.0, np.bool_(False): 3.0, np.str_('s'): 4.0, 2**70: 5.0, Word.RED: 6.0{more}}}",
-            {"4": 1.0, "0.5": 2.0, "False": 3.0, "s": 4.0, str(2**70): 5.0, "red": 6.0},
-            ignored,
-        )
-        for more, ignored in (("", {}), (", 'odd': 1j", {"not_a_number": 1}))
-    ),
+    (f"{{{PLAIN}}}", PLAIN_NAMES, {}),
+    (f"{{{PLAIN}, 0: object()}}", PLAIN_NAMES, {"not_a_number": 1}),
+    (f"{{{FOREIGN}}}", FOREIGN_NAMES, {}),
+    (f"{{{FOREIGN}, 0: 1j}}", FOREIGN_NAMES, {"not_a_number": 1}),
     ("{Kind.RED: 1.0, Kind.BLUE: 2.0, Decimal('0.5'): 3.0}", {"Kind.RED": 1.0, "Kind.BLUE": 2.0, "0.5": 3.0}, {}),
     ("{object(): 1.0, object(): 2.0}", {"<object object>": 1.0}, {"key_clash": 1}),
     ("{float('nan'): 1.0, float('inf'): 2.0}", {"nan": 1.0, "inf": 2.0}, {}),
@@ -165,7 +153,7 @@ SIBLINGS: list[Row] = [
     # Names of 10,000 characters that differ in the last one, and a path of such.
     (f'{{{LONG} + "a": 1.0, {LONG} + "b": 2.0}}', {"k" * 9_999 + "a": 1.0, "k" * 9_999 + "b": 2.0}, {}),
     (f'{{{LONG}: {{{LONG}: {{"n": 1.0}}}}, "ok": 1.0}}', {"k" * 9_999 + "/" + "k" * 9_999 + "/n": 1.0, "ok": 1.0}, {}),
-    ('{f"k{i}": {"n": float(i)} for i in range(300)}', {f"k{i}/n": float(i) for i in range(300)}, {}),
+    ('{f"k{i}": {"n": float(i)} for i in range(100)}', {f"k{i}/n": float(i) for i in range(100)}, {}),
 ]
 RUNS = {"published": PUBLISHED, "siblings": SIBLINGS}
 RECORDS = len(PUBLISHED) + len(SIBLINGS) + 5
@@ -217,8 +205,7 @@ def test_p10_any_key_and_any_nesting_arrives_or_is_counted(site: Site, mlflow_se
                 shown = {renamed.get(key, key): key for key in points}
                 assert len(shown) == len(points), (name, run_id)
                 assert trackers.keys(name, run_id) == set(shown), (name, run_id)
-                few = [each for each in shown if name in {"file", "wandb"} or not each.endswith("/n") or len(each) > 9]
-                for each in few:
+                for each in shown:
                     found = [(step, float(value)) for step, value in trackers.values(name, run_id, each)]
                     oracle.assert_exactly(found, points[shown[each]], f"{name} {run_id} {each[:60]}")
             file = trackers.lines("siblings")
@@ -227,27 +214,6 @@ def test_p10_any_key_and_any_nesting_arrives_or_is_counted(site: Site, mlflow_se
     oracle.assert_once_in_order(file)
     assert "step:1 - a/b:1.0 - a/c/d:2.0 - 3:1.0 - x/1:2.0 - :4.0 -  lead:5.0 - ok:1.0" in words
     assert f"step:{len(SIBLINGS) + 1} - last:1.0" in words
-
-
-def test_p10_any_key_and_any_nesting_arrives_in_a_database_of_mlflow(site: Site) -> None:
-    uri = f"sqlite:///{site.root}/mlflow.db"
-    with Daemon(site, *site.mlflow_backend(uri)) as daemon:
-        run_script(site, source(), "keys")
-        status = daemon.wait_settled(RECORDS, timeout_s=120)
-        oracle.assert_law(status, pending=0)
-
-    assert_counted(status, "mlflow")
-    points = {}
-    for run_id in RUNS:
-        renamed = status["backends"]["mlflow"]["runs"][run_id]["renamed"]
-        points[run_id] = {renamed.get(name, name): found for name, found in expected(run_id).items()}
-    runs = oracle.mlflow_runs(uri, "keys", *{name for of_run in points.values() for name in of_run})
-    assert len(runs) == len(RUNS)
-    for run in runs:
-        wanted = next(points[run_id] for run_id in RUNS if run_id in str(run.tags))
-        assert run.latest.keys() == wanted.keys()
-        for name, found in wanted.items():
-            assert sorted(run.history(name)) == found, name
 
 
 LIARS = """
@@ -298,5 +264,5 @@ def test_p10_dicts_that_lie_cost_at_most_their_own_record(site: Site) -> None:
     assert figures["dropped"] in ({}, {"unreadable": 9 - len(lines)})
     assert len(lines) == 9 or f"{9 - len(lines)} records dropped: unreadable" in told
     assert oracle.values(lines, "last") == [(9, 1.0)]
-    assert {line.step: line.data for line in lines} [2] == {"a": 1.0}
+    assert {line.step: line.data for line in lines}[2] == {"a": 1.0}
     assert oracle.values(lines, "ok")[0][0] == 3

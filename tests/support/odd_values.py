@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime
+import datetime as dt
 import enum
 from decimal import Decimal
 from fractions import Fraction
@@ -229,13 +229,13 @@ def others() -> dict[str, tuple[Any, str]]:
         "map": (map(float, "1"), "not_a_number"),
         "dict_view": ({"a": 1.0}.values(), "not_a_number"),
         "dataclass": (Point(), "not_a_number"),
-        "datetime": (datetime.datetime(2026, 11, 30, tzinfo=datetime.timezone.utc), "not_a_number"),
-        "date": (datetime.date(2026, 11, 30), "not_a_number"),
-        "timedelta": (datetime.timedelta(seconds=1), "not_a_number"),
+        "datetime": (dt.datetime(2026, 11, 30, tzinfo=dt.timezone.utc), "not_a_number"),
+        "date": (dt.date(2026, 11, 30), "not_a_number"),
+        "timedelta": (dt.timedelta(seconds=1), "not_a_number"),
         "only_float": (OnlyFloat(), "not_a_number"),
         "class": (float, "not_a_number"),
         "function": (len, "not_a_number"),
-        "module": (datetime, "not_a_number"),
+        "module": (dt, "not_a_number"),
         "ellipsis": (..., "not_a_number"),
         "object": (object(), "not_a_number"),
         "tensor_2": (Tensor(1.0, 2.0, shape=(2,)), "not_a_number"),

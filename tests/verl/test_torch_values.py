@@ -1,6 +1,6 @@
 """P06 with torch itself: tensors of every kind. A single number arrives as it is, all else is counted.
 
-Marked `verl`: run by `make test-verl`, whose environment has torch. What needs none is in field/test_p06_value_types.py.
+Marked `verl`: run by `make test-verl`, whose environment has torch. field/test_p06_value_types.py needs none.
 """
 
 from __future__ import annotations

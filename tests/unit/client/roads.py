@@ -14,22 +14,6 @@ from verl_shipper_client.values import plain, to_plain
 from verl_shipper_spool.record import Record, RecordKind, decode_record
 
 
-class Tensor:
-    """What of a torch tensor matters here, without torch."""
-
-    def __init__(self, *elements: float, shape: tuple[int, ...] = ()) -> None:
-        self._elements = elements
-        self.shape = shape
-
-    def numel(self) -> int:
-        return len(self._elements)
-
-    def item(self) -> float:
-        if len(self._elements) != 1:
-            raise RuntimeError("a Tensor with several elements cannot be converted to Scalar")
-        return self._elements[0]
-
-
 class Colour(enum.IntEnum):
     RED = 3
 

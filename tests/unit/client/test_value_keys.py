@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unit.client.roads import Colour, Kind, Tensor, by_fast_road, by_slow_road
+from support.odd_values import Tensor
+from unit.client.roads import Colour, Kind, by_fast_road, by_slow_road
 from unit.client.test_values import Hostile
 from verl_shipper.values import flatten_metrics
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unit.client.roads import Colour, Tensor, by_fast_road, by_slow_road, packed
+from support.odd_values import Tensor
+from unit.client.roads import Colour, by_fast_road, by_slow_road, packed
 from verl_shipper_client.values import (
     DEPTH_MAX,
     STEP_MAX,

@@ -91,9 +91,9 @@ PUBLISHED: list[Row] = [
 SIBLINGS: list[Row] = [
     # Keys of every type, alone and beside a value that needs a second look: the name is the same.
     (f"{{{PLAIN}}}", PLAIN_NAMES, {}),
-    (f"{{{PLAIN}, 0: object()}}", PLAIN_NAMES, {"not_a_number": 1}),
+    (f"{{{PLAIN}, 'odd': object()}}", PLAIN_NAMES, {"not_a_number": 1}),
     (f"{{{FOREIGN}}}", FOREIGN_NAMES, {}),
-    (f"{{{FOREIGN}, 0: 1j}}", FOREIGN_NAMES, {"not_a_number": 1}),
+    (f"{{{FOREIGN}, 'odd': 1j}}", FOREIGN_NAMES, {"not_a_number": 1}),
     ("{Kind.RED: 1.0, Kind.BLUE: 2.0, Decimal('0.5'): 3.0}", {"Kind.RED": 1.0, "Kind.BLUE": 2.0, "0.5": 3.0}, {}),
     ("{object(): 1.0, object(): 2.0}", {"<object object>": 1.0}, {"key_clash": 1}),
     ("{float('nan'): 1.0, float('inf'): 2.0}", {"nan": 1.0, "inf": 2.0}, {}),

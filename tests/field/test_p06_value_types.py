@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from support import odd_values, oracle
 from support.daemon import shipper
@@ -43,22 +42,22 @@ def test_p06_numbers_of_every_type_arrive_and_all_else_is_counted(site: Site, ml
 
         for name in (*trackers.names, "console"):
             assert_counted(status, name)
+        numbers = {key: number for key, (_, number) in odd_values.numbers().items()}
+        everywhere: dict[str, list[tuple[int | None, float]]] = {
+            "ok": [(step, 1.0) for step in (1, 2, 3)],
+            "before": [(step, 1.0) for step in range(FIRST, FIRST + len(numbers) + len(odd_values.others()))],
+            "after": [(step, 2.0) for step in range(FIRST, FIRST + len(numbers) + len(odd_values.others()))],
+            **{key: [(1, number)] for key, number in numbers.items()},
+            **{f"alone/{key}": [(step, number)] for step, (key, number) in enumerate(numbers.items(), FIRST)},
+        }
         for name in trackers.names:
-            for key, number in PUBLISHED.items():
-                assert shown(trackers, name, "published", key) == [(1, number)], (name, key)
-            assert trackers.keys(name, "published") == {*PUBLISHED, "ok"}, name
-            numbers = odd_values.numbers()
-            for key, (_, number) in numbers.items():
-                assert shown(trackers, name, "siblings", key) == [(1, number)], (name, key)
-            assert trackers.keys(name, "siblings") == {
-                "ok", "before", "after", *numbers, *(f"alone/{key}" for key in numbers),
-            }, name  # fmt: skip
-            steps = range(FIRST, FIRST + len(numbers) + len(odd_values.others()))
-            trackers.assert_values("siblings", "ok", [(step, 1.0) for step in (1, 2, 3)], [name])
-            trackers.assert_values("siblings", "before", [(step, 1.0) for step in steps], [name])
-            trackers.assert_values("siblings", "after", [(step, 2.0) for step in steps], [name])
-        for step, (key, (_, number)) in enumerate(numbers.items(), FIRST):
-            assert shown(trackers, "file", "siblings", f"alone/{key}") == [(step, number)], key
+            assert shown(trackers, name, "published") == {
+                key: [(1, number)] for key, number in (PUBLISHED | {"ok": 1.0}).items()
+            }, name
+            found = shown(trackers, name, "siblings")
+            assert found.keys() == everywhere.keys(), name
+            for key, points in everywhere.items():
+                assert found[key] == points, (name, key)
         told = shipper(site, "status", env={"COLUMNS": "400"}).stdout
         words = daemon.words()
 
@@ -68,8 +67,7 @@ def test_p06_numbers_of_every_type_arrive_and_all_else_is_counted(site: Site, ml
     assert {key: float(value) for key, value in pairs.items()} == PUBLISHED | {"ok": 1.0}
     printed = next(line for line in words.splitlines() if line.startswith("step:1 - float64:"))
     pairs = dict(pair.split(":") for pair in printed.split(" - ")[1:])
-    expected = {key: number for key, (_, number) in odd_values.numbers().items()}
-    assert {key: float(value) for key, value in pairs.items()} == expected | {"ok": 1.0}
+    assert {key: float(value) for key, value in pairs.items()} == numbers | {"ok": 1.0}
 
 
 def records() -> int:
@@ -87,6 +85,7 @@ def assert_counted(status: Status, name: str) -> None:
     assert figures["runs"]["siblings"]["ignored_values"] == {reason: 3 * count for reason, count in once.items()}, name
 
 
-def shown(trackers: FourTrackers, name: str, run_id: str, key: str) -> list[tuple[int | None, Any]]:
-    """Points as floats: how a tracker writes a whole number is its own affair."""
-    return [(step, float(value)) for step, value in trackers.values(name, run_id, key)]
+def shown(trackers: FourTrackers, name: str, run_id: str) -> dict[str, list[tuple[int | None, float]]]:
+    """All points in the order of their steps, as floats: how a tracker writes a whole number is its own affair."""
+    series = trackers.series(name, run_id).items()
+    return {key: sorted((step or 0, float(value)) for step, value in points) for key, points in series}

@@ -55,10 +55,10 @@ def test_p12_refused_names_are_changed_for_ever_and_told(site: Site, mlflow_serv
             assert status["backends"][name]["delivered"] == 12, name
             assert not status["backends"][name]["ignored_values"], name
             for run_id, names in (("published", PUBLISHED), ("siblings", SIBLINGS)):
-                keys = trackers.keys(name, run_id)
-                assert len(keys) == len(names), (name, run_id, sorted(keys))
+                series = trackers.series(name, run_id)
+                assert len(series) == len(names), (name, run_id, sorted(series))
                 reverse = run_id == "siblings"
-                found = sorted(sorted(trackers.values(name, run_id, key)) for key in keys)
+                found = sorted(sorted(points) for points in series.values())
                 places = range(len(names))
                 assert found == [[(1, n), (2, len(names) - 1 - n if reverse else n)] for n in places], (name, run_id)
             assert trackers.values(name, "published", "ok") == [(1, 9.0), (2, 9.0)], name

@@ -105,6 +105,25 @@ class FourTrackers:
             return [(row[STEP_KEY], row[key]) for row in self.wandb_rows(run_id) if key in row]
         return list(swanlab_reader.points(self.servers["swanlab"], cuid(run_id), key))
 
+    def series(self, name: str, run_id: str) -> dict[str, list[Point]]:
+        """`values` of every metric: the tracker is asked once, where it can be."""
+        found: dict[str, list[Point]] = {}
+        if name == "mlflow":
+            found = {key: self.mlflow.points(run_id, key) for key in self.keys(name, run_id)}
+        elif name == "swanlab":
+            held = swanlab_reader.run_state(self.servers["swanlab"], cuid(run_id))["scalars"]
+            found = {key: [(index, value) for index, value, _ in rows] for key, rows in held.items()}
+        else:
+            rows = (
+                [(line.step, line.data) for line in oracle.of_kind(self.lines(run_id), "metrics")]
+                if name == "file"
+                else [(row.get(STEP_KEY), row) for row in self.wandb_rows(run_id)]
+            )
+            for step, row in rows:
+                for key in row.keys() - (RESERVED if name == "wandb" else set()):
+                    found.setdefault(key, []).append((step, row[key]))
+        return found
+
     def keys(self, name: str, run_id: str) -> set[str]:
         """Names of all metrics."""
         if name == "file":

@@ -18,7 +18,7 @@ test: $(VENV)/test.done
 
 # What needs torch: an environment of its own, 2 GB with the CPU build.
 test-verl: $(VERL_VENV)/test.done
-	$(VERL_VENV)/bin/python -m pytest -m verl
+	$(VERL_VENV)/bin/python -m pytest -m verl tests/verl
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

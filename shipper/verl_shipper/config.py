@@ -170,14 +170,18 @@ class _Chooser:
         return chosen
 
     def _asked(self, named: Sequence[str]) -> dict[str, str]:
-        """Names with the place that names them: command line, sections, the trainer's list, the environment."""
+        """Names with the place that names them: command line, the trainer's list, sections, the environment."""
         if named:
             return {name: f"--backend {name}" for name in named}
+        logger = self.gathered.best("trainer.logger")
+        listed = {} if logger is None else dict.fromkeys(logger.value, f"{logger.origin}: trainer.logger")
+        if listed and SHIPPER not in listed:
+            return listed
+        # A list with our own name in it is the trainer's; what stands beside the name, it serves by itself.
         if self.gathered.sections:
             return dict(self.gathered.sections)
-        logger = self.gathered.best("trainer.logger")
-        if logger is not None:
-            return {name: f"{logger.origin}: trainer.logger" for name in logger.value if name != SHIPPER}
+        if listed:
+            return {name: origin for name, origin in listed.items() if name != SHIPPER}
         variable = os.environ.get(LOGGER_VARIABLE, "")
         return {name: f"${LOGGER_VARIABLE}" for name in _names(variable) if name != SHIPPER}
 

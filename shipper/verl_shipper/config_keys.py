@@ -253,7 +253,8 @@ TRAINER = (
     _trainers(
         "trainer.logger",
         Kind.TEXTS,
-        "names of backends, where none has a section; `shipper` is passed over",
+        "which backends; their sections hold settings then. With `shipper` in it the list is the trainer's own, and "
+        "the sections decide",
         "['console', 'wandb']",
         variables=(LOGGER_VARIABLE,),
         otherwise="none",

@@ -75,6 +75,25 @@ def test_a_plus_in_front_is_what_hydra_wants_for_new_keys(tmp_path: Path) -> Non
     assert (found.project, found.sampling["file"]) == ("p", {"rank": "all"})
 
 
+@pytest.mark.parametrize(
+    ("logger", "sections", "chosen"),
+    [
+        ("[console, file]", "{file: {dir: /d}, mlflow: {tracking_uri: 'http://t'}}", ["console", "file"]),
+        ("[console, shipper]", "{file: {dir: /d}}", ["file"]),
+        ("[console, shipper]", "{}", ["console"]),
+        ("console", "{file: {dir: /d}}", ["console"]),
+        ("[]", "{file: {dir: /d}}", ["file"]),
+    ],
+)
+def test_the_trainers_list_goes_before_sections_unless_we_are_in_it(
+    logger: str, sections: str, chosen: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"trainer: {{logger: {logger}}}\nbackends: {sections}\n")
+
+    assert list(load_config(str(path)).backends) == chosen
+
+
 def test_named_backends_go_before_sections_and_use_them(tmp_path: Path) -> None:
     found = _load(tmp_path, "backends: {file: {dir: x}, console: {}}", backends=("file", "file"))
 

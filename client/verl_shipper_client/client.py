@@ -91,7 +91,7 @@ class Client:
                 scalars = self._scalars or self._start()
                 if type(step) is not int or not -STEP_MAX <= step <= STEP_MAX:
                     step = whole_step(step)
-                if not issubclass(type(data), dict):
+                if type(data) is not dict:  # a subclass may tell one thing to len() and another to items()
                     data = _body_of(data)
                 seq = next(self._seq)
                 # Out of reach meanwhile: a signal handler that logs would pack into the middle of our record.

@@ -214,8 +214,7 @@ class StreamWriter:
         if self._in_doubt:
             self._settle()
         self._roll_at = 0  # before the descriptor goes: a signal handler that logs right now opens its own
-        fd, self._fd = self._fd, -1
-        self._roll_at = 0
+        fd, self._fd, self._roll_at = self._fd, -1, 0
         if fd >= 0:
             self._files.close(fd)
         self._journal.close()

@@ -18,7 +18,7 @@ from support.spools import build_stream
 from support.streams import Folder, frame, loss_frame, make_header
 from unit.shipper.scripted import BACKEND, Bench, Tracker
 from verl_shipper import __version__
-from verl_shipper.backends.base import Reject
+from verl_shipper.backends.base import Delivered, Outcome, Reject
 from verl_shipper.cli import main
 from verl_shipper.letters import letters
 from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE, STATE_VARIABLE
@@ -173,11 +173,10 @@ def test_cat_of_an_empty_spool_prints_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A state folder with two delivered records and one dead letter."""
-    bench = Bench(tmp_path / "state", Tracker(lambda batch: Reject("odd", [0])))
+    """A state folder with one delivered record and one dead letter."""
+    answers: list[Outcome] = [Reject("odd", [0])]
+    bench = Bench(tmp_path / "state", Tracker(lambda _batch: answers.pop() if answers else Delivered()))
     bench.log(bench.stream(run_id="run-7"), 2)
-    bench.tick(4)
-    bench.tracker.answer = Tracker().answer
     bench.until_quiet()
     bench.close()
     return tmp_path / "state"

@@ -266,12 +266,13 @@ class StreamSampler(Generic[Tag]):
         self._gathered = step
         ending = {every for every in (entry.groups & intervals) - drop if self._steps.is_last(every, step)}
         changed: dict[str, int | float] = {}
+        every_of, add = self._names.every, window.add  # a hot loop: all numbers of all steps come by
         for name, number in flatten_metrics(record.body).numbers.items():
-            every = self._names.every(name)
+            every = every_of(name)
             if every in ending:
                 changed[name] = window.peek(name, number)
             elif every in intervals:
-                window.add(name, number)
+                add(name, number)
         ended = {every for every in ending if not self._has_company(entry, step, every)}
         if ended:
             changed |= window.take_rest(lambda name: self._names.every(name) in ended)

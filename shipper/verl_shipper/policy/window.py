@@ -24,12 +24,15 @@ class Window:
     def __init__(self, mode: str) -> None:
         assert mode in REDUCTIONS, mode
         self._mode = mode
+        self._join = _JOIN[mode]
         self._values: dict[str, list[Any]] = {}  # value so far, count, whether `peek` has shown the latest
 
     def add(self, name: str, number: Number) -> None:
         known = self._values.get(name)
         if known is not None:
-            known[:] = _joined(self._mode, known[0], number), known[1] + 1, False
+            known[0] = self._join(known[0], number)
+            known[1] += 1
+            known[2] = False
         elif len(self._values) < NAMES_MAX:
             self._values[name] = [number, 1, False]
 
@@ -63,19 +66,23 @@ class Window:
 def reduced(mode: str, numbers: Sequence[Number]) -> Number:
     """One value of several, at least one."""
     value = numbers[0]
+    join = _JOIN[mode]
     for number in numbers[1:]:
-        value = _joined(mode, value, number)
+        value = join(value, number)
     return value / len(numbers) if mode == "mean" else value
-
-
-def _joined(mode: str, one: Number, other: Number) -> Number:
-    if mode in ("mean", "sum"):
-        return _sum(one, other)
-    if math.isnan(one) or math.isnan(other):
-        return math.nan
-    return min(one, other) if mode == "min" else max(one, other)
 
 
 def _sum(one: Number, other: Number) -> Number:
     number = one + other
     return number if isinstance(number, float) or INT_MIN <= number <= INT_MAX else float(number)
+
+
+def _least(one: Number, other: Number) -> Number:
+    return math.nan if math.isnan(one) or math.isnan(other) else min(one, other)
+
+
+def _most(one: Number, other: Number) -> Number:
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
+
+
+_JOIN: dict[str, Callable[[Number, Number], Number]] = {"mean": _sum, "sum": _sum, "min": _least, "max": _most}

@@ -21,6 +21,7 @@ from typing import Any
 
 REDACTED = "[redacted]"
 DEPTH_MAX = 32
+ROUNDS_MAX = 8
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 SECRET_WORDS = frozenset(
@@ -101,6 +102,15 @@ def redact(value: Any) -> Any:
 
 def scrub(text: str) -> str:
     """`text` without passwords in URLs, bearer tokens and keys of well-known shape: for messages and logs."""
+    for _ in range(ROUNDS_MAX):
+        clean = _scrubbed(text)
+        if clean == text:
+            break
+        text = clean  # what stands beside a gap may now read otherwise
+    return text
+
+
+def _scrubbed(text: str) -> str:
     text = SHAPES.sub(_shape, text)
     if ":" in text or "=" in text or "-" in text or "," in text:
         text = _without_named(HEADER.sub(_header, text))

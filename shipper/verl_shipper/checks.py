@@ -3,8 +3,8 @@
     name lookup ─ TCP ─ [CONNECT through the proxy] ─ TLS ─ request ─ answer ─ clock
 
 Each step has `timeout_s`; the first that fails is one line that names proxy, certificate, name lookup or whatever it
-was, with what to type next. Proxies as in route.py. Trusted is the authority that was given, else REQUESTS_CA_BUNDLE,
-CURL_CA_BUNDLE, SSL_CERT_FILE, else the system's.
+was, with what to type next. Proxies as in route.py. Trusted is the authority that was given, else those of
+REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, SSL_CERT_FILE, else the system's; and a further one beside them.
 
     answer = yield from probe(url, headers={...}, ca=settings.get("ca"))        in a backend's `diagnose`
 
@@ -14,16 +14,18 @@ Must not know: which tracker is asked. On failure: a Finding, and None for the a
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import enum
 import http.client
+import importlib
 import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 from urllib.parse import urljoin
 
@@ -67,30 +69,38 @@ def probe(
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
     proxy: str | None = None,
+    proxy_key: str = "",
     ca: str | None = None,
+    more_ca: str | None = None,
+    more_ca_key: str = "",
     timeout_s: float = STEP_S,
 ) -> Generator[Finding, None, Answer | None]:
     """Findings about one request to `url`; returns the answer, None when there was none.
 
     Any HTTP status but a proxy's own is an answer: whether 401 is bad is for the caller to say. `proxy` and `ca` (a
-    file or folder) go before the environment's. Redirects are not followed.
+    file or folder) go before the environment's, `more_ca` (a file) is trusted beside them; the keys are the settings
+    that they are from. Redirects are not followed.
     """
     began_s = time.monotonic()
     try:
         target = target_of(url)
         route = route_to(target, proxy)
+        if proxy and proxy_key:
+            route = replace(route, variable=proxy_key)
         if route.proxy is not None and route.proxy.scheme != "http":
             what = f"{shown(url)} is not checked: {route.text} speaks {route.proxy.scheme}, only http proxies are known"
             yield Finding(Level.WARN, what, f"try it: curl -v {shown(url)}")
             return None
-        sock, trust = _open(target, route, ca, timeout_s)
+        context, trust = _trusted(ca, more_ca, more_ca_key) if target.scheme == "https" else (None, "")
+        sock = _open(target, route, context, trust, timeout_s)
         with sock:
             answer = _exchange(sock, target, route, method, headers or {}, body)
     except StepError as broken:
         yield Finding(Level.FAIL, broken.what, broken.hint)
         return None
     took = f"in {(time.monotonic() - began_s) * 1000:.0f} ms"
-    yield _told(url, answer, f"{took}, {route.text}{trust}")
+    by = f", certificate trusted by {trust}" if trust else ""
+    yield _told(url, answer, f"{took}, {route.text}{by}")
     clock = clock_finding(answer, time.time())
     if clock is not None:
         yield clock
@@ -112,17 +122,16 @@ def clock_finding(answer: Answer, now_s: float) -> Finding | None:
     return Finding(Level.WARN, what, "look which one is wrong: timedatectl status")
 
 
-def _open(target: Target, route: Route, ca: str | None, timeout_s: float) -> tuple[socket.socket, str]:
-    """A connection to speak HTTP over, and by whom the server's certificate is vouched for."""
-    context, trust = _trusted(ca) if target.scheme == "https" else (None, "")
+def _open(target: Target, route: Route, context: ssl.SSLContext | None, trust: str, timeout_s: float) -> socket.socket:
+    """A connection to speak HTTP over; over TLS when there is a context, which trusts whom `trust` names."""
     first = route.proxy or target
     sock = _connect(first, f"proxy {first.place}" if route.proxy else first.place, timeout_s)
     try:
         if context is None:
-            return sock, ""
+            return sock
         if route.proxy is not None:
             _tunnel(sock, target, route, route.proxy)
-        return _secure(sock, context, target, route), f", certificate trusted by {trust}"
+        return _secure(sock, context, target, route, trust)
     except BaseException:
         sock.close()
         raise
@@ -200,40 +209,55 @@ def _tunnel(sock: socket.socket, target: Target, route: Route, proxy: Target) ->
 
 def _wants_password(route: Route, proxy: Target) -> StepError:
     what = "refuses its user and password" if proxy.authorization else "wants a user and a password"
-    how = f"export {route.variable}=" if route.variable else "configure it as "
+    is_setting = "." in route.variable
+    how = f"set {route.variable}: " if is_setting else f"export {route.variable}=" if route.variable else "write "
     hint = f"{how}http://USER:PASSWORD@{proxy.place} (other signs than letters and digits as %XX)"
     return StepError(f"proxy {proxy.place} {what} (407)", hint)
 
 
-def _trusted(ca: str | None) -> tuple[ssl.SSLContext, str]:
-    """Whom to trust: exactly the given file or folder, else the environment's, else the system."""
-    path, origin = ca or "", "as configured"
-    for name in CA_VARIABLES:
-        if not path:
-            path, origin = os.environ.get(name, ""), name
+def _trusted(ca: str | None, more_ca: str | None, more_ca_key: str) -> tuple[ssl.SSLContext, str]:
+    """Whom to trust: exactly the given file or folder, else the environment's, else the system; and one beside them."""
+    named = {ca: "as configured"} if ca else {}
+    if not ca:
+        for name in CA_VARIABLES:
+            if os.environ.get(name):
+                named.setdefault(os.environ[name], name)
+    words = [f"{path} ({origin})" for path, origin in named.items()] or ["the system's authorities"]
+    if more_ca:
+        more_ca = os.path.expanduser(more_ca)
+        named[more_ca] = more_ca_key
+        words.append(f"{more_ca} ({more_ca_key})")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not set(named) - {more_ca}:
+        context.load_default_certs()
+        with contextlib.suppress(ImportError, OSError):  # what Python packages trust besides
+            context.load_verify_locations(importlib.import_module("certifi").where())
+    for path, origin in named.items():
+        _load(context, path, origin)
+    return context, " and ".join(words)
+
+
+def _load(context: ssl.SSLContext, path: str, origin: str) -> None:
     try:
-        if not path:
-            return ssl.create_default_context(), "the system's authorities"
         is_folder = os.path.isdir(path)
-        context = ssl.create_default_context(cafile=None if is_folder else path, capath=path if is_folder else None)
-        return context, f"{path} ({origin})"
+        context.load_verify_locations(cafile=None if is_folder else path, capath=path if is_folder else None)
     except OSError as error:  # SSLError is one
         why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
         hint = f"give a PEM file; look: openssl x509 -noout -subject -in {path}"
         raise StepError(f"certificate authority {path} ({origin}) cannot be used: {why}", hint) from error
 
 
-def _secure(sock: socket.socket, context: ssl.SSLContext, target: Target, route: Route) -> ssl.SSLSocket:
+def _secure(sock: socket.socket, context: ssl.SSLContext, target: Target, route: Route, trust: str) -> ssl.SSLSocket:
     by = f", reached {route.text}," if route.proxy else ""
     try:
         return context.wrap_socket(sock, server_hostname=target.host)
     except ssl.SSLCertVerificationError as error:
-        what = f"certificate of {target.place}{by} is not trusted: {error.verify_message}"
+        what = f"certificate of {target.place}{by} is not trusted: {error.verify_message}; trusted: {trust}"
         if error.verify_code == HOSTNAME_MISMATCH:
             raise StepError(what, "use the name that the certificate is made for") from error
         if error.verify_code in (NOT_YET_VALID, EXPIRED):
             raise StepError(what, "renew it, or set this machine's clock: timedatectl status") from error
-        hint = "trust its authority: export SSL_CERT_FILE=/PATH/ca.pem REQUESTS_CA_BUNDLE=/PATH/ca.pem"
+        hint = "give its authority's PEM file as ca_file of the backend, or export SSL_CERT_FILE=/PATH/ca.pem"
         raise StepError(what, hint) from error
     except ssl.SSLError as error:
         what = f"no TLS with {target.place}{by}: {error.reason or type(error).__name__}"

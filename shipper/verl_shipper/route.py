@@ -41,11 +41,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to a target. `text` tells it to a person; `variable` named the proxy (empty: the caller did)."""
+    """The way to a target. `text` tells it to a person; `variable` named the proxy (empty: the caller did), by
+    `proxy_url`."""
 
     proxy: Target | None
     text: str
     variable: str = ""
+    proxy_url: str = field(repr=False, default="")
 
 
 def shown(url: str) -> str:
@@ -94,16 +96,31 @@ def target_of(url: str, default_scheme: str = "") -> Target:
 def route_to(target: Target, given: str | None) -> Route:
     if given:
         proxy = target_of(given, "http")
-        return Route(proxy, f"by proxy {proxy.place}")
-    for name in (f"{target.scheme}_proxy", "all_proxy"):
+        return Route(proxy, f"by proxy {proxy.place}", proxy_url=_with_scheme(given))
+    found, url = environment_proxy(target.scheme)
+    if not url:
+        return Route(None, "directly")
+    if bypasses(target.host, target.port, no_proxy_list()):
+        return Route(None, "directly (NO_PROXY)")
+    proxy = target_of(url, "http")
+    return Route(proxy, f"by proxy {proxy.place} ({found})", found, url)
+
+
+def environment_proxy(scheme: str) -> tuple[str, str]:
+    """The variable that names the proxy for a scheme, and the proxy; both empty when there is none."""
+    for name in (f"{scheme}_proxy", "all_proxy"):
         found = next((each for each in (name, name.upper()) if each in os.environ), None)
-        if found is None or not os.environ[found]:
-            continue
-        if bypasses(target.host, target.port, os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))):
-            return Route(None, "directly (NO_PROXY)")
-        proxy = target_of(os.environ[found], "http")
-        return Route(proxy, f"by proxy {proxy.place} ({found})", found)
-    return Route(None, "directly")
+        if found is not None and os.environ[found].strip():
+            return found, _with_scheme(os.environ[found].strip())
+    return "", ""
+
+
+def no_proxy_list() -> str:
+    return os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+
+
+def _with_scheme(proxy: str) -> str:
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _basic(parts: SplitResult) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import argparse
 import json
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,12 @@ def main(server_class: type[TrackerServer]) -> None:
     parser = argparse.ArgumentParser(description=server_class.__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--certificate", type=Path, help="PEM file with certificate and key: speak TLS")
     arguments = parser.parse_args()
+    context = None
+    if arguments.certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(arguments.certificate)
     web.run_app(
         server_class(arguments.folder).app(),
         host="127.0.0.1",
@@ -107,4 +113,5 @@ def main(server_class: type[TrackerServer]) -> None:
         access_log=None,
         shutdown_timeout=0.5,
         reuse_address=True,
+        ssl_context=context,
     )

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -34,11 +35,18 @@ ANSWER_S = 30.0
 class ServerProcess:
     """One server with its state in `folder`. `module` is the file's name in this folder."""
 
-    def __init__(self, module: str, folder: Path) -> None:
+    def __init__(
+        self, module: str, folder: Path, *, host: str = "127.0.0.1", certificate: Path | None = None, ca: str = ""
+    ) -> None:
+        """`host` is what clients are told, and may be a name that only a proxy knows. `certificate`: speak TLS with
+        it; it is good for `host` and for localhost, and vouched for by `ca`."""
         self.module = module
         self.folder = folder
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if certificate else 'http'}://{host}:{self.port}"
+        self._control = f"https://localhost:{self.port}" if certificate else f"http://127.0.0.1:{self.port}"
+        self._arguments = [f"--certificate={certificate}"] if certificate else []
+        self._context = ssl.create_default_context(cafile=ca) if certificate else None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ServerProcess:
@@ -54,7 +62,7 @@ class ServerProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"servers.{self.module}", f"--port={self.port}", f"--folder={self.folder}"],
+                [sys.executable, "-m", f"servers.{self.module}", *self._told()],
                 cwd=TESTS,
                 env=os.environ | {"PYTHONPATH": str(TESTS)},
                 stdin=subprocess.DEVNULL,
@@ -70,6 +78,9 @@ class ServerProcess:
         words = (self.folder / "server.log").read_text(errors="replace")[-2000:]
         self.kill()
         raise AssertionError(f"{self.module} did not start: {words}")
+
+    def _told(self) -> list[str]:
+        return [f"--port={self.port}", f"--folder={self.folder}", *self._arguments]
 
     def kill(self) -> None:
         """SIGKILL: connections are refused from now on, what was answered is kept."""
@@ -113,7 +124,9 @@ class ServerProcess:
 
     def _call(self, what: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/_control/{what}", data, {"Content-Type": "application/json"})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(f"{self._control}/_control/{what}", data, {"Content-Type": "application/json"})
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._context)
+        )
         with opener.open(request, timeout=ANSWER_S) as answer:
             return json.loads(answer.read())

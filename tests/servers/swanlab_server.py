@@ -357,6 +357,8 @@ class SwanlabServer(TrackerServer):
 
     def _url(self, request: web.Request, path: str) -> str:
         host, port = request.transport.get_extra_info("sockname")[:2] if request.transport else ("127.0.0.1", 0)
+        if request.scheme == "https":  # by name, which the certificate is for
+            return f"https://{request.host}/objects/{urllib.parse.quote(path)}?sign={_signature(path)}"
         return f"http://{host}:{port}/objects/{urllib.parse.quote(path)}?sign={_signature(path)}"
 
     def _check_signature(self, request: web.Request) -> None:

@@ -3,6 +3,8 @@
     authority = Authority(folder)                        makes ca.pem with the openssl command
     WebServer(authority.certificate("localhost"))        https; WebServer() is plain http
     PasswordProxy("svc", "password")                     CONNECT and plain requests; user None: takes everybody
+    proxy.names["wandb.test"] = "127.0.0.1"              names that only the proxy can look up
+    proxy.connects                                       how often it was asked for each host, with the answer
 
 All on 127.0.0.1 and a free port, each a context manager that leaves no thread. What the server answers can be changed
 at any time; what came in is noted.
@@ -22,6 +24,7 @@ import ssl
 import subprocess
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,10 +56,11 @@ class Authority:
         (folder / "ca.cnf").write_text(CA_CONFIG)
         self._openssl("req", "-x509", *NEW_KEY, "-config", "ca.cnf", "-subj", "/CN=Private Authority", "-days", "2")
 
-    def certificate(self, name: str, days: int = 1) -> Path:
-        """Certificate and key for a host name, in one PEM file."""
+    def certificate(self, name: str, *more: str, days: int = 1) -> Path:
+        """Certificate and key for a host name, or several, in one PEM file."""
+        names = ", ".join(f"DNS:{each}" for each in (name, *more))
         (self.folder / "leaf.cnf").write_text(
-            f"subjectAltName = DNS:{name}\nbasicConstraints = CA:FALSE\nauthorityKeyIdentifier = keyid\n"
+            f"subjectAltName = {names}\nbasicConstraints = CA:FALSE\nauthorityKeyIdentifier = keyid\n"
             "subjectKeyIdentifier = hash\nextendedKeyUsage = serverAuth\n"
         )
         request = ["req", *NEW_KEY, "-config", "ca.cnf", "-subj", f"/CN={name}"]
@@ -87,9 +91,11 @@ class _Serving:
 
     scheme = "http"
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None = None, port: int = 0
+    ) -> None:
         self.requests: list[tuple[str, dict[str, str]]] = []  # request line and headers, names in small letters
-        self._server = _Server(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", port), handler)
         self._server.owner = self
         self._server.context = context
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="web")
@@ -183,9 +189,12 @@ class _ProxyHandler(_Handler):
         return status == 0
 
     def do_CONNECT(self) -> None:
-        if not self._is_welcome():
-            return
         host, _, port = self.path.rpartition(":")
+        is_welcome = self._is_welcome()
+        self.server.owner.connects[host, is_welcome] += 1
+        if not is_welcome:
+            return
+        host = self.server.owner.names.get(host, host)
         with socket.create_connection((host, int(port)), timeout=20) as upstream:
             self.send_response_only(200, "Connection established")
             self.end_headers()
@@ -214,11 +223,13 @@ class _ProxyHandler(_Handler):
 class PasswordProxy(_Serving):
     """An HTTP proxy. `refuses`: a status that everybody gets, 0 for none."""
 
-    def __init__(self, user: str | None = None, password: str = "") -> None:
+    def __init__(self, user: str | None = None, password: str = "", *, port: int = 0) -> None:
         self.refuses = 0
+        self.names: dict[str, str] = {}
+        self.connects: Counter[tuple[str, bool]] = Counter()  # by host, and whether the password was right
         pair = base64.b64encode(f"{user}:{password}".encode()).decode()
         self._wanted = f"Basic {pair}" if user is not None else None
-        super().__init__(_ProxyHandler)
+        super().__init__(_ProxyHandler, port=port)
 
     def status(self, authorization: str) -> int:
         """What a request with this header is answered with, 0: it is passed on."""

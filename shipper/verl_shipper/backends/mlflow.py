@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 from verl_shipper.backends import mlflow_diagnose
 from verl_shipper.backends.base import Backend, Batch, Delivered, Limits, Memory, Outcome, Park, Reject, Retry, RunInfo
-from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker
+from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker, mlflow_road
 from verl_shipper.backends.mlflow_outcome import RefusedError
 from verl_shipper.backends.mlflow_plan import Planner, Request, deliver
 from verl_shipper.backends.mlflow_run import Place, RunFinder
@@ -77,17 +77,19 @@ class MlflowBackend(Backend):
                 where="backends.mlflow.timeout_s",
                 hint=f"give a number from 1 to {SEND_S_MAX:g}",
             )
+        mlflow_road(settings)
         if importlib.util.find_spec("mlflow") is None:
             raise ConfigError("mlflow is not installed", hint="pip install 'verl-shipper[mlflow]'")
 
     @classmethod
     def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:
-        return mlflow_diagnose.findings(tracking_uri(settings))
+        return mlflow_diagnose.findings(tracking_uri(settings), mlflow_road(settings))
 
     def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
         super().__init__(run, settings, memory)
         self._tracker = Tracker(
             tracking_uri(settings),
+            mlflow_road(settings),
             timeout_s=float(settings.get("timeout_s", TIMEOUT_S)),
             artifact_location=settings.get("artifact_location"),
         )

@@ -15,18 +15,18 @@ import os
 import re
 from collections.abc import Iterator
 
-from verl_shipper.backends.mlflow_http import Tracker, database_path
+from verl_shipper.backends.mlflow_http import CERTIFICATE, INSECURE, Tracker, database_path
 from verl_shipper.backends.mlflow_outcome import KEY_HINT, RefusedError
+from verl_shipper.backends.road import Road
 from verl_shipper.checks import STEP_S, Answer, Finding, Level, probe
 from verl_shipper.folders import disk_findings, folder_findings
 
 TRACES_SINCE = (3, 4)
 VERSION = re.compile(rb"(\d{1,4})\.(\d{1,4})[\w.]{0,24}")
 USER, PASSWORD, TOKEN = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
-CERTIFICATE, INSECURE = "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_INSECURE_TLS"
 
 
-def findings(uri: str) -> Iterator[Finding]:
+def findings(uri: str, road: Road) -> Iterator[Finding]:
     """Findings about the tracker at `uri`, which `check_uri` has accepted."""
     path = database_path(uri)
     if path is not None:
@@ -40,11 +40,12 @@ def findings(uri: str) -> Iterator[Finding]:
             what = f"{INSECURE} is set: the server's certificate is not verified, anybody may read the key"
             yield Finding(Level.WARN, what, f"unset {INSECURE}; export {CERTIFICATE}=/PATH/ca.pem")
         else:
-            answer = yield from probe(f"{uri}/version", headers=_headers(), ca=os.environ.get(CERTIFICATE))
+            ca = os.environ.get(CERTIFICATE)
+            answer = yield from probe(f"{uri}/version", headers=_headers(), ca=ca, **road.probing())
             if answer is None:
                 return
             yield from _version(answer)
-    yield _asked(uri)
+    yield _asked(uri, road)
 
 
 def _headers() -> dict[str, str]:
@@ -67,9 +68,9 @@ def _version(answer: Answer) -> Iterator[Finding]:
         yield Finding(Level.WARN, what, "upgrade the server: pip install -U mlflow")
 
 
-def _asked(uri: str) -> Finding:
+def _asked(uri: str, road: Road) -> Finding:
     """One cheap real request through the SDK."""
-    tracker = Tracker(uri, timeout_s=STEP_S)
+    tracker = Tracker(uri, road, timeout_s=STEP_S)
     try:
         tracker.open()
         tracker.ask(tracker.client.search_experiments, max_results=1)

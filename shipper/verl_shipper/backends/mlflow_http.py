@@ -14,19 +14,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
-from verl_shipper.backends.base import Reject, Retry
+from verl_shipper.backends.base import Outcome, Park, Reject, Retry
 from verl_shipper.backends.mlflow_outcome import Answer, RefusedError, classify, code_of
 from verl_shipper.backends.mlflow_spans import request_of
-from verl_shipper.backends.sdk.http import retry_after_s
+from verl_shipper.backends.road import Road, road_of
+from verl_shipper.backends.sdk.http import outcome_of, retry_after_s
+from verl_shipper.errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT_S = 15.0
+CERTIFICATE, INSECURE = "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_INSECURE_TLS"
 OTLP_PATH = "/v1/traces"
 NO_SUCH_PLACE = frozenset({404, 405, 501})
 
@@ -38,8 +42,11 @@ _preparing = threading.Lock()
 class Tracker:
     """One tracking server or database. `open` first."""
 
-    def __init__(self, uri: str, *, timeout_s: float = TIMEOUT_S, artifact_location: str | None = None) -> None:
+    def __init__(
+        self, uri: str, road: Road, *, timeout_s: float = TIMEOUT_S, artifact_location: str | None = None
+    ) -> None:
         self.uri = uri
+        self.road = road
         self.is_http = urlsplit(uri).scheme in ("http", "https")
         self.timeout_s = timeout_s
         self.artifact_location = artifact_location or default_artifact_location(uri)
@@ -62,7 +69,16 @@ class Tracker:
             status = answer.status if answer is not None else 0
             if answer is not None and answer.retry_after_s:
                 _wait_until_s[self.uri] = time.monotonic() + answer.retry_after_s
-            raise RefusedError(classify(error, answer), status=status, code=code_of(error)) from error
+            raise RefusedError(self._outcome(error, answer), status=status, code=code_of(error)) from error
+
+    def _outcome(self, error: Exception, answer: Answer | None) -> Outcome:
+        """What an error means: proxy, certificate and name lookup are told apart from the tracker's own refusals."""
+        if isinstance(error, ConfigError):
+            return Park(error.line())
+        culprit = self.road.refusal(answer.status if answer is not None else 0, self.uri) if self.is_http else None
+        if culprit is None and self.is_http and (answer is None or answer.status < 300):
+            culprit = self.road.culprit(error, self.uri)
+        return outcome_of(culprit) if culprit is not None else classify(error, answer)
 
     def send_spans(self, spans: list[Any], experiment_id: str, run_id: str) -> None:
         """Send OpenTelemetry spans and link the traces whose root is among them to the run."""
@@ -75,7 +91,10 @@ class Tracker:
 
     def _new_client(self) -> Any:
         with _preparing:
-            prepare_environment(self.timeout_s, self.artifact_location)
+            prepare_environment(self.timeout_s, self.artifact_location, self.road.environment(self.uri))
+            authorities = self.road.authorities(self.uri) if self.road.ca_file else None
+            if authorities is not None:
+                os.environ[CERTIFICATE] = authorities
             from mlflow.tracking import MlflowClient
 
             silence()
@@ -107,8 +126,19 @@ class Tracker:
             self.client.link_traces_to_run(roots, run_id)
 
 
-def prepare_environment(timeout_s: float, artifact_location: str | None) -> None:
-    """What the SDK reads from the environment of the lane's process. The first four are ours to decide."""
+def mlflow_road(settings: Mapping[str, Any]) -> Road:
+    """The way to MLflow, whose own variables count beside ours. Raises ConfigError for what contradicts itself."""
+    road = road_of("mlflow", settings)
+    if road.ca_file and os.environ.get(INSECURE, "").lower() in ("1", "true"):
+        hint = f"unset {INSECURE}"
+        raise ConfigError(f"{INSECURE} forbids to verify what ca_file is for", where=f"{road.where}.ca_file", hint=hint)
+    own = os.environ.get(CERTIFICATE) or ""
+    return replace(road, base_files=(own,)) if road.ca_file and own else road
+
+
+def prepare_environment(timeout_s: float, artifact_location: str | None, road: Mapping[str, str]) -> None:
+    """What the SDK reads from the environment of the lane's process. The road and the first four are ours to decide."""
+    os.environ.update(road)
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(max(int(timeout_s), 1))
     os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"
@@ -116,8 +146,6 @@ def prepare_environment(timeout_s: float, artifact_location: str | None) -> None
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    if os.environ.get("SSL_CERT_FILE"):
-        os.environ.setdefault("REQUESTS_CA_BUNDLE", os.environ["SSL_CERT_FILE"])  # the one that `requests` reads
     if artifact_location is not None:
         # Otherwise a new database gives its default experiment a folder below our working directory.
         os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", artifact_location)

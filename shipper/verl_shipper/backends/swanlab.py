@@ -45,6 +45,7 @@ from verl_shipper.backends.base import (
     RunInfo,
 )
 from verl_shipper.backends.paths import component
+from verl_shipper.backends.road import road_of
 from verl_shipper.backends.sdk.http import Http, RefusedError
 from verl_shipper.backends.sdk.parts import check_settings, exit_code_of, is_part, rejected
 from verl_shipper.backends.sdk.run_lock import lock_path
@@ -88,6 +89,7 @@ class SwanlabBackend(Backend):
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
         check_settings("swanlab", settings, modes=MODES, url=base_url(settings), variable="SWANLAB_API_HOST")
+        road_of("swanlab", settings)
         workspace = settings.get("workspace")
         if workspace and not WORKSPACE.fullmatch(str(workspace)):
             hint = "SwanLab takes 1 to 25 letters, digits, - and _"
@@ -270,12 +272,13 @@ class SwanlabBackend(Backend):
     def _connect(self) -> tuple[SwanlabApi, SwanlabRun]:
         url = base_url(self.settings)
         try:
+            road = road_of("swanlab", self.settings)
             key = find_key(KEY_VARIABLES, self.settings, urlsplit(url).hostname)
         except ConfigError as error:
             raise RefusedError(Park(error.line())) from error
         if key is None:
             raise RefusedError(Park("no key for swanlab; set SWANLAB_API_KEY or backends.swanlab.api_key_file"))
-        api = SwanlabApi(Http(url), key.value, key.origin)
+        api = SwanlabApi(Http(url, road), key.value, key.origin)
         account = api.login()
         workspace = str(self.settings.get("workspace") or os.environ.get("SWANLAB_WORKSPACE") or account)
         address = RunAddress(workspace, project_name(self.run.project), cuid(self.run.run_id))
@@ -303,6 +306,7 @@ class SwanlabBackend(Backend):
             },
             environment=child_environment(folder, settings, url, key),
             url=url,
+            ca_file=str(settings.get("ca_file") or ""),
             folder=folder,
             lock_path=lock_path(settings.get("lock_dir"), "swanlab", *identity),
             settle_s=float(settings.get("settle_s", SETTLE_S)),

@@ -17,6 +17,7 @@ import contextlib
 import os
 from typing import Any
 
+from verl_shipper.backends.road import road_of
 from verl_shipper.backends.sdk.serve import serve
 from verl_shipper.backends.swanlab_gateway import Gateway
 from verl_shipper.backends.swanlab_ledger import Ledger
@@ -34,12 +35,21 @@ class Run:
         self.time_ns = 0  # of the row that is being logged
 
     def init(
-        self, *, where: dict[str, Any], config: dict[str, Any], folder: str, url: str, settle_s: float
+        self,
+        *,
+        where: dict[str, Any],
+        config: dict[str, Any],
+        folder: str,
+        url: str,
+        settle_s: float,
+        ca_file: str = "",
     ) -> dict[str, Any]:
         """Create or resume the run. `where`: arguments of swanlab.init; `folder`: the name of its folder, offline."""
         is_online = where["mode"] == "online"
         if is_online:
-            self.gateway = Gateway(url, settle_s, self.ledger)
+            self.gateway = Gateway(
+                url, settle_s, self.ledger, road_of("swanlab", {"ca_file": ca_file or None, "work_dir": os.getcwd()})
+            )
             os.environ["SWANLAB_API_HOST"] = self.gateway.url
             os.environ["no_proxy"] = os.environ["NO_PROXY"] = _no_proxy()
         import swanlab

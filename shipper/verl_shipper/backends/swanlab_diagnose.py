@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from verl_shipper.backends.road import road_of
 from verl_shipper.backends.secrets import diagnose_key
 from verl_shipper.checks import Answer, Finding, Level, probe
 from verl_shipper.folders import disk_findings, folder_findings
@@ -20,7 +21,8 @@ def findings(url: str, key_variables: Sequence[str], settings: Mapping[str, Any]
     """Findings about the server at `url`: one log-in, which changes nothing there."""
     key = yield from diagnose_key(key_variables, settings, urlsplit(url).hostname)
     headers = {"authorization": key.value if key is not None else "", "Content-Length": "0"}
-    answer = yield from probe(f"{url}/api/login/api_key", method="POST", headers=headers)
+    way = road_of("swanlab", settings).probing()
+    answer = yield from probe(f"{url}/api/login/api_key", method="POST", headers=headers, **way)
     if answer is not None:
         yield _judged(answer, url, is_asked=key is not None)
 

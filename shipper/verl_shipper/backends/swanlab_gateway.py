@@ -35,6 +35,7 @@ from typing import Any
 
 import requests
 
+from verl_shipper.backends.road import Road
 from verl_shipper.backends.swanlab_api import CLOCK_SLACK_S, seconds_of, tops_of
 from verl_shipper.backends.swanlab_ledger import Ledger, Point
 from verl_shipper.backends.swanlab_upstream import UPLOAD_TIMEOUT_S, AgainError, Upstream, is_good, line_of, said
@@ -56,8 +57,8 @@ class RefusedEntriesError(Exception):
 class Gateway:
     """One server for one run. `url` is what the package is told to talk to."""
 
-    def __init__(self, base_url: str, settle_s: float, ledger: Ledger) -> None:
-        self._upstream = Upstream(base_url, ledger)
+    def __init__(self, base_url: str, settle_s: float, ledger: Ledger, road: Road) -> None:
+        self._upstream = Upstream(base_url, ledger, road)
         self._settle_s = settle_s
         self._ledger = ledger
         self._write_lock = threading.Lock()

@@ -7,6 +7,7 @@ A point is known by (kind, key, index), as the server knows it. It waits until a
     key           is told to park: the key is refused
     gone          is told to park: run deleted, or a server that takes nothing
     rate          is told to come again later; nothing is sent until then
+    road          is told to park: proxy or certificate, see road.py
     down          is told why nothing moves
 
 Must not know: HTTP, the SDK. Never raises.
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Point = tuple[str, str, int]
+PARKS = frozenset({"key", "gone", "road"})  # troubles that only an operator can end
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,13 @@ class Ledger:
     def trouble(self, kind: str, reason: str, hold_s: float = 0.0) -> None:
         """Note a trouble; one that parks stays until the process ends."""
         with self._lock:
-            if self._trouble is None or self._trouble.kind not in ("key", "gone"):
+            if self._trouble is None or self._trouble.kind not in PARKS:
                 self._trouble = Trouble(kind, reason, time.monotonic() + hold_s)
 
     def well(self) -> None:
         """The server takes data."""
         with self._lock:
-            if self._trouble is not None and self._trouble.kind not in ("key", "gone"):
+            if self._trouble is not None and self._trouble.kind not in PARKS:
                 self._trouble = None
 
     def hold_s(self) -> float:
@@ -82,7 +84,7 @@ class Ledger:
         trouble = self._trouble
         if trouble is None:
             return 0.0
-        return math.inf if trouble.kind in ("key", "gone") else max(trouble.until_s - time.monotonic(), 0.0)
+        return math.inf if trouble.kind in PARKS else max(trouble.until_s - time.monotonic(), 0.0)
 
     def told(self, *, with_waiting: bool) -> dict[str, Any]:
         """Everything the lane wants to know. Refused points are told once."""

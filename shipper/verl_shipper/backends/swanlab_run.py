@@ -28,6 +28,7 @@ from verl_shipper.backends.sdk.parts import content_chars
 from verl_shipper.backends.sdk.run_lock import Note, RunLock
 from verl_shipper.backends.sdk.settle import settled
 from verl_shipper.backends.swanlab_api import RunAddress, RunState, SwanlabApi
+from verl_shipper.backends.swanlab_ledger import PARKS
 from verl_shipper.backends.swanlab_points import Row
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Wish:
     folder: str
     lock_path: str
     settle_s: float
+    ca_file: str = ""
 
 
 @dataclass(slots=True)
@@ -149,6 +151,7 @@ class SwanlabRun:
             config=config,
             folder="",
             url=self._wish.url,
+            ca_file=self._wish.ca_file,
             settle_s=self._wish.settle_s,
         )
         self._config = config
@@ -311,7 +314,7 @@ class SwanlabRun:
 
 def _meaning(trouble: Mapping[str, Any]) -> Park | Retry:
     """What a trouble of the gateway's ledger means to the lane."""
-    if trouble["kind"] in ("key", "gone"):
+    if trouble["kind"] in PARKS:
         return Park(str(trouble["reason"]))
     return Retry(str(trouble["reason"]), trouble["after_s"] or None)
 

@@ -2,16 +2,16 @@
 
     no answer, 5xx            trouble `down`; a write of data is unsure then, unless there was no connection
     401, 403                  trouble `key`
+    407, certificate          trouble `road`: the operator must look
     408, 425, 429             trouble `rate`: nothing is sent before Retry-After is over
     else but 2xx              trouble `gone`: run deleted, or not the server we look for
 
-Proxies and certificates come from the environment as `requests` reads it. Must not know: points.
+Proxies and certificates: road.py. Must not know: points.
 On failure: AgainError; the trouble is in the ledger.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -19,6 +19,7 @@ import requests
 import urllib3.exceptions
 from requests.cookies import RequestsCookieJar
 
+from verl_shipper.backends.road import Culprit, Road
 from verl_shipper.backends.sdk.http import retry_after_s
 from verl_shipper.backends.swanlab_ledger import Ledger
 from verl_shipper_spool.redact import scrub
@@ -35,14 +36,13 @@ class AgainError(Exception):
 class Upstream:
     """One server. `unsure_s`: monotonic time of the last write that may or may not have been applied; 0: none."""
 
-    def __init__(self, base_url: str, ledger: Ledger) -> None:
+    def __init__(self, base_url: str, ledger: Ledger, road: Road) -> None:
         self.base_url = base_url
         self.unsure_s = 0.0
         self._ledger = ledger
         self._session = requests.Session()
         self._session.cookies = _NoCookies()
-        if not os.environ.get("REQUESTS_CA_BUNDLE") and os.environ.get("SSL_CERT_FILE"):
-            self._session.verify = os.environ["SSL_CERT_FILE"]
+        self._road = road
 
     def send(
         self,
@@ -58,7 +58,7 @@ class Upstream:
         """The server's answer, whatever it is. `path` may be an address of another host."""
         url = path if "://" in path else self.base_url + path
         try:
-            return self._session.request(
+            answer = self._session.request(
                 method,
                 url,
                 data=body,
@@ -67,12 +67,22 @@ class Upstream:
                 timeout=timeout,
                 auth=_as_it_is,
                 allow_redirects=False,
+                **self._road.arguments(url),
             )
         except requests.exceptions.RequestException as error:
-            if is_data and _was_sent(error):
+            culprit = self._road.culprit(error, url)
+            if is_data and culprit is None and _was_sent(error):
                 self.unsure_s = time.monotonic()
-            self._ledger.trouble("down", f"no answer from {self.base_url}: {line_of(error)}")
+            self._blame(culprit or Culprit(f"no answer from {self.base_url}: {line_of(error)}", is_lasting=False))
             raise AgainError from error
+        culprit = self._road.refusal(answer.status_code, url)
+        if culprit is not None:
+            self._blame(culprit)
+            raise AgainError
+        return answer
+
+    def _blame(self, culprit: Culprit) -> None:
+        self._ledger.trouble("road" if culprit.is_lasting else "down", culprit.text)
 
     def judge(self, answer: requests.Response, *, is_data: bool = False) -> None:
         """Raise AgainError for anything but a good answer, and note why."""

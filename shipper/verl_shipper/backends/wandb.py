@@ -39,6 +39,7 @@ from verl_shipper.backends.base import (
     Retry,
     RunInfo,
 )
+from verl_shipper.backends.road import road_of
 from verl_shipper.backends.sdk.http import Http, RefusedError
 from verl_shipper.backends.sdk.parts import check_settings, exit_code_of, is_part, rejected
 from verl_shipper.backends.secrets import find_key
@@ -47,7 +48,7 @@ from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
 from verl_shipper.backends.wandb_run import Sent, WandbRun
 from verl_shipper.backends.wandb_settings import SETTINGS
-from verl_shipper.backends.wandb_wish import KEY_NAMES, base_url, entity_of, wish_of
+from verl_shipper.backends.wandb_wish import KEY_NAMES, PROXY_KEY, base_url, entity_of, wish_of
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key
@@ -74,6 +75,7 @@ class WandbBackend(Backend):
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
         check_settings("wandb", settings, modes=MODES, url=base_url(settings), variable="WANDB_BASE_URL")
+        road_of("wandb", settings, proxy_key=PROXY_KEY)
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError("wandb is not installed", hint="pip install 'verl-shipper[wandb]'")
 
@@ -255,12 +257,13 @@ class WandbBackend(Backend):
     def _connect(self) -> tuple[WandbApi, WandbRun]:
         url = base_url(self.settings)
         try:
+            road = road_of("wandb", self.settings, proxy_key=PROXY_KEY)
             key = find_key(KEY_NAMES, self.settings, urlsplit(url).hostname)
         except ConfigError as error:
             raise RefusedError(Park(error.line())) from error
         if key is None:
             raise RefusedError(Park(f"no key for wandb; set {KEY_NAMES[0]} or backends.wandb.api_key_file"))
-        api = WandbApi(Http(url, proxy=self.settings.get("wandb_proxy")), key.value, key.origin)
+        api = WandbApi(Http(url, road), key.value, key.origin)
         entity = entity_of(self.settings) or self.memory.get("entity")
         if not entity:
             entity = api.entity()

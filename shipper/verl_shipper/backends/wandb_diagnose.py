@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from verl_shipper.backends.road import road_of
 from verl_shipper.backends.secrets import diagnose_key
 from verl_shipper.backends.wandb_api import VIEWER
-from verl_shipper.backends.wandb_wish import KEY_NAMES, base_url, entity_of
+from verl_shipper.backends.wandb_wish import KEY_NAMES, PROXY_KEY, base_url, entity_of
 from verl_shipper.checks import Answer, Finding, Level, probe
 from verl_shipper.folders import disk_findings, folder_findings
 
@@ -32,8 +33,8 @@ def findings(settings: Mapping[str, Any]) -> Iterator[Finding]:
     if key is not None:
         headers["Authorization"] = f"Basic {base64.b64encode(f'api:{key.value}'.encode()).decode()}"
     body = json.dumps({"query": VIEWER, "variables": {}}).encode()
-    proxy = settings.get("wandb_proxy")
-    answer = yield from probe(f"{url}/graphql", method="POST", headers=headers, body=body, proxy=proxy)
+    way = road_of("wandb", settings, proxy_key=PROXY_KEY).probing()
+    answer = yield from probe(f"{url}/graphql", method="POST", headers=headers, body=body, **way)
     if answer is not None and key is not None:
         yield _viewer(answer, url, key.origin, entity_of(settings))
 

@@ -1,6 +1,6 @@
 """Settings, environment and a run's own names made into what wandb is told. Pure, but for the environment it reads.
 
-Must not know: network, SDK. Never raises.
+Must not know: network, SDK. On failure: ConfigError for what `check` would refuse.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 
 from verl_shipper.backends.base import RunInfo
 from verl_shipper.backends.paths import component
+from verl_shipper.backends.road import Road, road_of
 from verl_shipper.backends.sdk.run_lock import lock_path
 from verl_shipper.backends.wandb_api import RunAddress
 from verl_shipper.backends.wandb_run import Wish
 from verl_shipper.values import visible
 
 KEY_NAMES = ("WANDB_API_KEY",)
+PROXY_KEY = "wandb_proxy"
 DEFAULT_URL = "https://api.wandb.ai"
 SETTLE_S = 10.0  # the server's counts lag 2 to 4 s on a quiet day (wandb/wandb #12421)
 TRANSMIT_S = 2  # whole seconds, how often the SDK sends
@@ -40,7 +42,7 @@ def wish_of(run: RunInfo, settings: Mapping[str, Any], entity: str, key: str) ->
         address=address,
         where=_where(run, settings, address),
         settings=_sdk_settings(settings),
-        environment=child_environment(url, key, folder),
+        environment=child_environment(road_of("wandb", settings, proxy_key=PROXY_KEY), url, key, folder),
         folder=folder,
         lock_path=lock_path(settings.get("lock_dir"), "wandb", *identity),
         settle_s=float(settings.get("settle_s", SETTLE_S)),
@@ -74,7 +76,7 @@ def _where(run: RunInfo, settings: Mapping[str, Any], address: RunAddress) -> di
 
 def _sdk_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of wandb.Settings; those that a version does not know are left out by the child."""
-    proxy = settings.get("wandb_proxy")
+    proxy = settings.get(PROXY_KEY)
     return {
         "console": "off",
         "http_proxy": proxy,
@@ -109,10 +111,15 @@ def run_name(run_id: str) -> str:
     return component(run_id, RUN_FORBIDDEN, bytes_max=64)
 
 
-def child_environment(url: str, key: str, folder: str) -> dict[str, str]:
+def child_environment(road: Road, url: str, key: str, folder: str) -> dict[str, str]:
     """What the SDK sees: our settings, nobody else's, and no folder but its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     own = {f"WANDB_{name}_DIR": os.path.join(folder, "wandb") for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
-    if kept.get("REQUESTS_CA_BUNDLE"):
-        kept.setdefault("SSL_CERT_FILE", kept["REQUESTS_CA_BUNDLE"])  # the SDK's helper reads only this one
-    return {**kept, **own, "WANDB_BASE_URL": url, "WANDB_API_KEY": key, "WANDB_ERROR_REPORTING": "false"}
+    return {
+        **kept,
+        **road.environment(url),
+        **own,
+        "WANDB_BASE_URL": url,
+        "WANDB_API_KEY": key,
+        "WANDB_ERROR_REPORTING": "false",
+    }

@@ -15,6 +15,7 @@ from support.memory import FakeMemory
 from support.mlflow_trackers import TestTracker, delivered, empty_database, origin, own_environment, tracker
 from verl_shipper.backends.base import Park, Retry
 from verl_shipper.backends.mlflow_http import prepare_environment
+from verl_shipper.backends.road import Road
 
 __all__ = ["empty_database", "origin", "own_environment", "tracker"]  # fixtures
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -232,5 +233,5 @@ def test_an_authority_given_for_all_counts_for_mlflow_too(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/some/ca.pem")
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
-    prepare_environment(5, None)
+    prepare_environment(5, None, Road("backends.mlflow").environment("https://tracker"))
     assert os.environ["REQUESTS_CA_BUNDLE"] == "/some/ca.pem"

@@ -4,22 +4,22 @@
     no connection, time-out, broken answer       Retry
     408, 425, 429, 5xx                           Retry, after what Retry-After says
     401, 403                                     Park: the key is refused
-    certificate not trusted, bad URL or proxy    Park: the operator must look
+    certificate not trusted, bad URL, 407        Park: the operator must look
     other statuses                               Park: this is not the server we look for
 
 A question changes nothing at the server and is never anybody's data: nothing here rejects a record. Proxies and
-certificates come from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, REQUESTS_CA_BUNDLE) as `requests` reads
-it, unless a proxy is given. Must not know: which tracker. On failure: RefusedError with the outcome.
+certificates: road.py. Must not know: which tracker. On failure: RefusedError with the outcome.
 """
 
 from __future__ import annotations
 
 import email.utils
-import os
 import time
 from typing import Any
 
 from verl_shipper.backends.base import Outcome, Park, Retry
+from verl_shipper.backends.road import Culprit, Road
+from verl_shipper.errors import ConfigError
 from verl_shipper_spool.redact import scrub
 
 TIMEOUT_S = 15.0
@@ -39,35 +39,36 @@ class RefusedError(Exception):
 class Http:
     """A session with one server."""
 
-    def __init__(self, base_url: str, *, proxy: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, base_url: str, road: Road, *, timeout_s: float = TIMEOUT_S) -> None:
         import requests
 
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
         self._session = requests.Session()
-        self._proxies = {"http": proxy, "https": proxy} if proxy else None
-        if not os.environ.get("REQUESTS_CA_BUNDLE") and os.environ.get("SSL_CERT_FILE"):
-            self._session.verify = os.environ["SSL_CERT_FILE"]
+        self._road = road
 
     def ask(self, method: str, path: str, *, key_hint: str, **arguments: Any) -> Any:
         """The JSON of a 2xx answer. `key_hint` is told when the key is refused. Raises RefusedError."""
         import requests
 
+        url = self.base_url + path
         try:
-            answer = self._session.request(
-                method, self.base_url + path, timeout=self._timeout_s, proxies=self._proxies, **arguments
-            )
+            way = self._road.arguments(url)
+            answer = self._session.request(method, url, timeout=self._timeout_s, **way, **arguments)
             if answer.ok:
                 return answer.json() if answer.content else {}
+        except ConfigError as error:
+            raise RefusedError(Park(error.line())) from error
         except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as error:
             raise RefusedError(Park(f"not an address: {_line(error)}")) from error
-        except requests.exceptions.SSLError as error:
-            hint = "give the authority's file in SSL_CERT_FILE"
-            raise RefusedError(Park(f"certificate of {self.base_url} not trusted: {_line(error)}; {hint}")) from error
-        except requests.exceptions.ProxyError as error:
-            raise RefusedError(Retry(f"the proxy does not let us through: {_line(error)}")) from error
         except (requests.exceptions.RequestException, ValueError) as error:
+            culprit = self._road.culprit(error, url)
+            if culprit is not None:
+                raise RefusedError(outcome_of(culprit)) from error
             raise RefusedError(Retry(f"no answer from {self.base_url}: {_line(error)}")) from error
+        culprit = self._road.refusal(answer.status_code, url)
+        if culprit is not None:
+            raise RefusedError(outcome_of(culprit))
         raise RefusedError(self._outcome(answer, key_hint), answer.status_code)
 
     def close(self) -> None:
@@ -84,6 +85,11 @@ class Http:
                 retry_after_s(answer.headers.get("Retry-After"), time.time()),
             )
         return Park(f"{self.base_url} answered {status}, is it the right server? {said}")
+
+
+def outcome_of(culprit: Culprit) -> Outcome:
+    """What a hindrance on the way means for whatever is to pass it."""
+    return Park(culprit.text) if culprit.is_lasting else Retry(culprit.text)
 
 
 def retry_after_s(header: str | None, now_s: float) -> float | None:

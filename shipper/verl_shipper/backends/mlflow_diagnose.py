@@ -71,6 +71,7 @@ def _version(answer: Answer) -> Iterator[Finding]:
 def _asked(uri: str, road: Road) -> Finding:
     """One cheap real request through the SDK."""
     tracker = Tracker(uri, road, timeout_s=STEP_S)
+    before = dict(os.environ)
     try:
         tracker.open()
         tracker.ask(tracker.client.search_experiments, max_results=1)
@@ -78,6 +79,9 @@ def _asked(uri: str, road: Road) -> Finding:
         reason = str(getattr(refused.outcome, "reason", refused.outcome))
         hint = "" if KEY_HINT in reason else "look: curl -v the address, and verl-shipper status for the daemon's view"
         return Finding(Level.FAIL, f"MLflow's own client fails: {reason}", hint)
+    finally:
+        os.environ.clear()  # what MLflow was told is not meant for the trackers after it
+        os.environ.update(before)
     return Finding(Level.OK, f"experiments can be listed{_identity()}")
 
 

@@ -256,7 +256,10 @@ class Daemon:
         places = {"lock_dir": "locks", "work_dir": os.path.join("sdk", name)}
         known = load_backend(name).setting_names()
         given = {key: os.path.join(self.places.state_dir, below) for key, below in places.items() if key in known}
-        return {**given, **settings}
+        decided = load_backend(name).decide({**given, **settings})
+        for note in decided.notes:
+            log.warning("%s: %s", name, note)
+        return dict(decided.settings)
 
     def _hold_root(self, root: str) -> None:
         """One daemon per spool folder. A folder we cannot write in can still be read; it is held once it can be."""

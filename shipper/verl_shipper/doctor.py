@@ -259,7 +259,9 @@ def _backend(name: str, config: Config) -> Iterator[Finding]:
     except ConfigError as error:
         yield _finding(error)
         return
-    yield from backend.diagnose(settings)
+    decided = backend.decide(settings)
+    yield from (Finding(Level.WARN, note) for note in decided.notes)
+    yield from backend.diagnose(decided.settings)
 
 
 def _finding(error: ConfigError) -> Finding:

@@ -104,6 +104,14 @@ class Park:
 Outcome: TypeAlias = Delivered | Retry | Reject | Park
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Settings with all that is decided once, when the configuration is loaded; `notes` are lines for the operator."""
+
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
 class Memory(Protocol):
     """Durable notes of one run at one backend, for facts that must survive before a batch is through (a run id at
     the tracker). `put` returns when the note is committed."""
@@ -146,6 +154,12 @@ class Backend(abc.ABC):
     @classmethod  # noqa: B027 - most backends have nothing to check
     def check(cls, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError for settings that cannot work; called once when the daemon starts, touches no network."""
+
+    @classmethod
+    def decide(cls, settings: Mapping[str, Any]) -> Decided:
+        """What the place and the environment that we were started in make of checked settings: for lanes and `doctor`
+        alike, and the same over the life of a lane. Touches no network."""
+        return Decided(settings)
 
     @classmethod
     def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:  # noqa: ARG003 - for those who have findings

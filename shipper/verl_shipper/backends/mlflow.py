@@ -12,8 +12,7 @@ and artifacts by name. What it shows otherwise than it was logged: ±Inf as the 
 a step at step 0 (counted as no_step); a param that had another value at an earlier start keeps that one
 (param_changed).
 
-Settings: `tracking_uri` (else MLFLOW_TRACKING_URI), `run_id` (else MLFLOW_RUN_ID) to attach to a run, `timeout_s` per
-request, `artifact_location` for new experiments, `lock_dir`. Credentials: as MLflow reads them from the environment.
+Settings: docs/configuration.md. Credentials: as MLflow reads them from the environment.
 
     mlflow.py ── mlflow_plan.py ── mlflow_{names,params,artifacts,spans}.py      what is sent
         └─────── mlflow_run.py ─── mlflow_http.py ── mlflow_outcome.py           how it is sent
@@ -30,23 +29,32 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from verl_shipper.backends import mlflow_diagnose
-from verl_shipper.backends.base import Backend, Batch, Delivered, Limits, Memory, Outcome, Park, Reject, Retry, RunInfo
+from verl_shipper.backends.base import (
+    Backend,
+    Batch,
+    Decided,
+    Delivered,
+    Limits,
+    Memory,
+    Outcome,
+    Park,
+    Reject,
+    Retry,
+    RunInfo,
+)
 from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker, mlflow_road
 from verl_shipper.backends.mlflow_outcome import RefusedError
+from verl_shipper.backends.mlflow_place import check_uri, decided, store_of
 from verl_shipper.backends.mlflow_plan import Planner, Request, deliver
 from verl_shipper.backends.mlflow_run import Place, RunFinder
 from verl_shipper.backends.mlflow_settings import SETTINGS
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key
-from verl_shipper_spool.redact import scrub
 
-# What MLflow itself can track to, besides sqlite and installed plugins.
-SCHEMES = frozenset({"http", "https", "databricks", "databricks-uc", "uc", "mysql", "postgresql", "mssql"})
 SEND_S_MAX = 60.0  # then the lane gets control back, well before it would think us hung
 
 
@@ -69,7 +77,7 @@ class MlflowBackend(Backend):
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
-        check_uri(tracking_uri(settings))
+        check_uri(settings)
         timeout_s = settings.get("timeout_s", TIMEOUT_S)
         if not isinstance(timeout_s, int | float) or not 1 <= timeout_s <= SEND_S_MAX:
             raise ConfigError(
@@ -82,16 +90,21 @@ class MlflowBackend(Backend):
             raise ConfigError("mlflow is not installed", hint="pip install 'verl-shipper[mlflow]'")
 
     @classmethod
+    def decide(cls, settings: Mapping[str, Any]) -> Decided:
+        return decided(settings)
+
+    @classmethod
     def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:
-        return mlflow_diagnose.findings(tracking_uri(settings), mlflow_road(settings))
+        return mlflow_diagnose.findings(store_of(settings).uri, mlflow_road(settings))
 
     def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
         super().__init__(run, settings, memory)
+        store = store_of(settings)
         self._tracker = Tracker(
-            tracking_uri(settings),
+            store.uri,
             mlflow_road(settings),
             timeout_s=float(settings.get("timeout_s", TIMEOUT_S)),
-            artifact_location=settings.get("artifact_location"),
+            artifact_location=store.artifact_location,
         )
         attach_id = settings.get("run_id") or os.environ.get("MLFLOW_RUN_ID")
         self._finder = RunFinder(self._tracker, run, memory, attach_id=attach_id, lock_dir=settings.get("lock_dir"))
@@ -149,37 +162,3 @@ class MlflowBackend(Backend):
                 raise RefusedError(Retry(f"slow server: {answered}", 0.0))
             progress.refused |= deliver(request.send, request.items, deadline_s)
             progress.done += 1
-
-
-def tracking_uri(settings: Mapping[str, Any]) -> str:
-    """The URI that counts; empty when there is none."""
-    uri = str(settings.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or "")
-    scheme, separator, rest = uri.partition("://")
-    return f"{scheme}{separator}{rest.rstrip('/')}" if scheme in ("http", "https") else uri
-
-
-def _plugin_schemes() -> set[str]:
-    return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
-
-
-def check_uri(uri: str) -> None:
-    """Raise ConfigError for a URI that cannot work."""
-    where = "backends.mlflow.tracking_uri"
-    scheme, separator, rest = uri.partition("://")
-    if not uri:
-        hint = "set it, or MLFLOW_TRACKING_URI, to http://HOST:PORT or sqlite:////PATH/mlflow.db"
-        raise ConfigError("mlflow has no tracking URI", where=where, hint=hint)
-    if not separator or scheme == "file":
-        # MLflow's folder store shows a point twice when it is sent twice.
-        hint = "use sqlite:////PATH/mlflow.db, which needs no server either"
-        raise ConfigError(f"mlflow cannot be used with the folder {scrub(uri)!r}", where=where, hint=hint)
-    if scheme.partition("+")[0] == "sqlite":
-        if not rest.strip("/") or ":memory:" in rest:
-            raise ConfigError(f"{scrub(uri)!r} names no file", where=where, hint="use sqlite:////PATH/mlflow.db")
-        if importlib.util.find_spec("sqlalchemy") is None:
-            raise ConfigError("sqlite needs the full mlflow, not mlflow-skinny", hint="pip install mlflow")
-    elif scheme.partition("+")[0] not in SCHEMES and scheme not in _plugin_schemes():
-        hint = "use http://HOST:PORT or sqlite:////PATH/mlflow.db"
-        raise ConfigError(f"mlflow knows no trackers at {scheme}://", where=where, hint=hint)
-    elif not rest.strip("/") and scheme in ("http", "https"):
-        raise ConfigError(f"{scrub(uri)!r} names no host", where=where, hint="use http://HOST:PORT")

@@ -36,6 +36,7 @@ from verl_shipper.backends import swanlab_diagnose
 from verl_shipper.backends.base import (
     Backend,
     Batch,
+    Decided,
     Delivered,
     Limits,
     Memory,
@@ -52,6 +53,15 @@ from verl_shipper.backends.sdk.run_lock import lock_path
 from verl_shipper.backends.secrets import find_key
 from verl_shipper.backends.swanlab_api import RunAddress, SwanlabApi
 from verl_shipper.backends.swanlab_folder import SwanlabFolder
+from verl_shipper.backends.swanlab_place import (
+    DEFAULT_URL,
+    KEY_VARIABLES,
+    MODES,
+    base_url,
+    decided,
+    log_dir,
+    mode_of,
+)
 from verl_shipper.backends.swanlab_points import FORBIDDEN, Plan, Row, names_of, notes_of, plan
 from verl_shipper.backends.swanlab_run import Sent, SwanlabRun, Wish
 from verl_shipper.backends.swanlab_settings import SETTINGS
@@ -60,12 +70,9 @@ from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key
 from verl_shipper.values import visible
 
-DEFAULT_URL = "https://api.swanlab.cn"
-KEY_VARIABLES = ("SWANLAB_API_KEY",)
 SETTLE_S = 15.0  # the server's summaries lag 5 to 10 s (SwanHubX/SwanLab #1576)
 PROJECT_FORBIDDEN = re.compile(r"[^0-9a-zA-Z_\-+.]")
 WORKSPACE = re.compile(r"[0-9a-zA-Z_\-]{1,25}")
-MODES = {"online": "online", "cloud": "online", "offline": "offline", "local": "local"}
 CUID_DIGITS = string.digits + string.ascii_lowercase
 CUID_CHARS = 21
 TEXT_CHARS_MAX = {"name": 512, "description": 1024, "group": 512, "job_type": 512}
@@ -88,7 +95,8 @@ class SwanlabBackend(Backend):
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
-        check_settings("swanlab", settings, modes=MODES, url=base_url(settings), variable="SWANLAB_API_HOST")
+        mode, url = mode_of(settings), base_url(settings)
+        check_settings("swanlab", settings, mode=mode, modes=MODES, url=url, variable="SWANLAB_API_HOST")
         road_of("swanlab", settings)
         workspace = settings.get("workspace")
         if workspace and not WORKSPACE.fullmatch(str(workspace)):
@@ -96,6 +104,10 @@ class SwanlabBackend(Backend):
             raise ConfigError(f"workspace is {workspace!r}", where="backends.swanlab.workspace", hint=hint)
         if importlib.util.find_spec("swanlab") is None:
             raise ConfigError("swanlab is not installed", hint="pip install 'verl-shipper[swanlab]'")
+
+    @classmethod
+    def decide(cls, settings: Mapping[str, Any]) -> Decided:
+        return decided(settings)
 
     @classmethod
     def diagnose(cls, settings: Mapping[str, Any]) -> Iterator[Finding]:
@@ -322,23 +334,6 @@ def above(rows: list[Row], tops: Mapping[str, int]) -> list[Row]:
         if scalars or media:
             left.append(replace(row, scalars=scalars, media=media))
     return left
-
-
-def mode_of(settings: Mapping[str, Any]) -> str:
-    return MODES[settings.get("mode", "online")]
-
-
-def log_dir(settings: Mapping[str, Any]) -> str:
-    """Where folders of offline and local runs go."""
-    return str(settings.get("log_dir") or os.environ.get("SWANLAB_LOG_DIR") or "swanlog")
-
-
-def base_url(settings: Mapping[str, Any]) -> str:
-    """The server that counts: scheme, host and port, as SwanLab's package takes it."""
-    found = settings.get("base_url") or os.environ.get("SWANLAB_API_HOST") or os.environ.get("SWANLAB_HOST")
-    text = str(found or DEFAULT_URL)
-    parts = urlsplit(text if "://" in text else f"https://{text}")
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def project_name(project: str) -> str:

@@ -48,7 +48,7 @@ from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
 from verl_shipper.backends.wandb_run import Sent, WandbRun
 from verl_shipper.backends.wandb_settings import SETTINGS
-from verl_shipper.backends.wandb_wish import KEY_NAMES, PROXY_KEY, base_url, entity_of, wish_of
+from verl_shipper.backends.wandb_wish import KEY_NAMES, PROXY_KEY, base_url, entity_of, mode_of, wish_of
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key
@@ -74,7 +74,8 @@ class WandbBackend(Backend):
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
-        check_settings("wandb", settings, modes=MODES, url=base_url(settings), variable="WANDB_BASE_URL")
+        mode, url = mode_of(settings), base_url(settings)
+        check_settings("wandb", settings, mode=mode, modes=MODES, url=url, variable="WANDB_BASE_URL")
         road_of("wandb", settings, proxy_key=PROXY_KEY)
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError("wandb is not installed", hint="pip install 'verl-shipper[wandb]'")
@@ -89,7 +90,7 @@ class WandbBackend(Backend):
         super().__init__(run, settings, memory)
         self._api: WandbApi | None = None
         self._run: WandbRun | None = None
-        self._is_offline = settings.get("mode", "online") == "offline"
+        self._is_offline = mode_of(settings) == "offline"
         self._offline: OfflineRun | None = None
         self._batch_id = ""  # the batch whose rows the child of now has
         self._sent: Sent | None = None

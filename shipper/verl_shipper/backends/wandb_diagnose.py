@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 from verl_shipper.backends.road import road_of
 from verl_shipper.backends.secrets import diagnose_key
 from verl_shipper.backends.wandb_api import VIEWER
-from verl_shipper.backends.wandb_wish import KEY_NAMES, PROXY_KEY, base_url, entity_of
+from verl_shipper.backends.wandb_wish import KEY_NAMES, PROXY_KEY, base_url, entity_of, mode_of
 from verl_shipper.checks import Answer, Finding, Level, probe
 from verl_shipper.folders import disk_findings, folder_findings
 
 
 def findings(settings: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings about the server that `settings` name; with mode offline, about the folder."""
-    if settings.get("mode") == "offline":
+    if mode_of(settings) == "offline":
         folder = os.path.abspath(str(settings.get("dir") or os.environ.get("WANDB_DIR") or "."))
         yield from folder_findings(folder, private=False)
         yield from disk_findings(folder, "offline runs")

@@ -20,6 +20,7 @@ from verl_shipper.values import visible
 
 KEY_NAMES = ("WANDB_API_KEY",)
 PROXY_KEY = "wandb_proxy"
+MODE_ALIASES = {"run": "online", "dryrun": "offline"}  # wandb's older words
 DEFAULT_URL = "https://api.wandb.ai"
 SETTLE_S = 10.0  # the server's counts lag 2 to 4 s on a quiet day (wandb/wandb #12421)
 TRANSMIT_S = 2  # whole seconds, how often the SDK sends
@@ -55,10 +56,17 @@ def entity_of(settings: Mapping[str, Any]) -> str:
     return str(settings.get("entity") or os.environ.get("WANDB_ENTITY") or "")
 
 
+def mode_of(settings: Mapping[str, Any]) -> str:
+    """`online`, `offline`, or a word that `check` refuses."""
+    given = settings.get("mode")
+    mode = str(os.environ.get("WANDB_MODE", "").strip().lower() or "online" if given is None else given)
+    return MODE_ALIASES.get(mode, mode)
+
+
 def _where(run: RunInfo, settings: Mapping[str, Any], address: RunAddress) -> dict[str, Any]:
     """Arguments of wandb.init."""
     tags = settings.get("tags")
-    is_offline = settings.get("mode", "online") == "offline"
+    is_offline = mode_of(settings) == "offline"
     return {
         "entity": address.entity or None,
         "project": address.project,

@@ -304,8 +304,9 @@ def test_spans_are_grouped_by_number_and_bytes() -> None:
     ("settings", "words"),
     [
         ({}, "MLFLOW_TRACKING_URI"),
-        ({"tracking_uri": "./mlruns"}, "sqlite:////PATH"),
-        ({"tracking_uri": "file:///tmp/mlruns"}, "sqlite:////PATH"),
+        ({"tracking_uri": "./nowhere"}, "mkdir -p ./nowhere, or use sqlite:////PATH"),
+        ({"tracking_uri": "file:///nowhere/mlruns"}, "mkdir -p /nowhere/mlruns"),
+        ({"tracking_uri": "http://x", "ca_file": "/nowhere/ca.pem"}, "backends.mlflow.ca_file"),
         ({"tracking_uri": "sqlite://"}, "names no file"),
         ({"tracking_uri": "sqlite:///"}, "names no file"),
         ({"tracking_uri": "http://"}, "names no host"),

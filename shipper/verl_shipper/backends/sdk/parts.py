@@ -112,7 +112,9 @@ def rejected(refused: Mapping[int, str]) -> Reject:
     return Reject("; ".join(list(dict.fromkeys(refused.values()))[:REASONS_SHOWN]), sorted(refused), dict(refused))
 
 
-def check_settings(name: str, settings: Mapping[str, Any], *, modes: Collection[str], url: str, variable: str) -> None:
+def check_settings(
+    name: str, settings: Mapping[str, Any], *, mode: str, modes: Collection[str], url: str, variable: str
+) -> None:
     """What every such backend wants of its settings. `variable`: where `url` comes from when not from them."""
 
     def refuse(key: str, hint: str) -> None:
@@ -120,8 +122,13 @@ def check_settings(name: str, settings: Mapping[str, Any], *, modes: Collection[
 
     if settings.get("transport", "sdk") != "sdk":
         refuse("transport", "it may be sdk")
-    if settings.get("mode", "online") not in modes:
-        refuse("mode", f"it may be {', '.join(modes)}")
+    if mode not in modes:
+        key = f"backends.{name}.mode"
+        where = key if settings.get("mode") is not None else f"{name.upper()}_MODE"
+        if mode == "disabled":
+            hint = f"take {name} out of the backends, or set {key} to {' or '.join(modes)}"
+            raise ConfigError(f"{name} is told to be off (disabled) and to be delivered to", where=where, hint=hint)
+        raise ConfigError(f"mode is {mode!r}", where=where, hint=f"it may be {', '.join(modes)}")
     settle_s = settings.get("settle_s", 1.0)
     if isinstance(settle_s, bool) or not isinstance(settle_s, int | float) or not 0 < settle_s <= SETTLE_S_MAX:
         refuse("settle_s", f"give seconds from 0 to {SETTLE_S_MAX:g}")

@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 something in the world, 2 usage or configuration, 3 anothe
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ import click
 
 from verl_shipper import __version__
 from verl_shipper.errors import ShipperError
+from verl_shipper_spool.redact import scrub
 
 EXIT_USAGE = 2
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -30,7 +30,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except ShipperError as error:
-            click.echo(f"verl-shipper: {error.line()}", err=True)
+            click.echo(f"verl-shipper: {scrub(error.line())}", err=True)
             ctx.exit(error.exit_code)
         except BrokenPipeError:  # `verl-shipper cat … | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -343,8 +343,10 @@ def _request(
 
 
 def _load(request: Any, **wishes: bool) -> Any:
+    from verl_shipper.logs import log_to_stderr
+
     config = request.load(**wishes)
-    logging.basicConfig(level=config.log_level, format="verl-shipper: %(message)s", stream=sys.stderr)
+    log_to_stderr(config.log_level, "verl-shipper: %(message)s")
     return config
 
 

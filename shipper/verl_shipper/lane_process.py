@@ -27,6 +27,7 @@ from verl_shipper.lane import HungUploadError, Lane
 from verl_shipper.lane_intake import Order
 from verl_shipper.lane_store import LaneStore
 from verl_shipper.lock import Lock
+from verl_shipper.logs import log_to_stderr
 from verl_shipper_spool.location import UNNAMED
 
 log = logging.getLogger("verl_shipper.lane")
@@ -68,9 +69,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     order = LaneOrder(**json.loads(sys.stdin.buffer.readline()))
-    logging.basicConfig(
-        level=order.log_level, format=f"%(asctime)s %(levelname)s lane {order.backend}: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(order.log_level, f"%(asctime)s %(levelname)s lane {order.backend}: %(message)s")
     try:
         lock = _take_lock(order)
         backend_class = load_backend(order.backend)

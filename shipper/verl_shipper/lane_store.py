@@ -29,6 +29,7 @@ from verl_shipper.backends.base import Item
 from verl_shipper.store import open_store, transaction
 from verl_shipper_spool.reader import Ledger
 from verl_shipper_spool.record import decode_record
+from verl_shipper_spool.redact import scrub
 
 LETTERS_BYTES_MAX = 256 * 1024 * 1024  # of one lane; what an operator could not look through anyway
 
@@ -228,7 +229,7 @@ class LaneStore:
                 added += len(packed)
                 self._db.execute(
                     "INSERT INTO dead_letters (run_id, stream_id, ordinal, item, reason, time_ns) VALUES (?,?,?,?,?,?)",
-                    (sealed.run_id, item.stream_id, item.ordinal, packed, reasons[index][:1000], time.time_ns()),
+                    (sealed.run_id, item.stream_id, item.ordinal, packed, scrub(reasons[index])[:1000], time.time_ns()),
                 )
             self._tally(sealed.run_id, dead_lettered=len(indices))
             self._free_safe(sealed.run_id)
@@ -238,6 +239,7 @@ class LaneStore:
 
     def trouble(self, run_id: str, text: str, *, parked: bool, retried: bool = True) -> None:
         """Note the latest error of a run."""
+        text = scrub(text)
         with self._transaction():
             self._tally(run_id, retries=int(retried))
             self._db.execute(

@@ -70,7 +70,7 @@ VALUE = re.compile(r"\[redacted\]|[^\s\"'\\,;&{}()\[\]]+")
 QUOTED = {sign: re.compile(rf"[^{sign}\\\r\n]+") for sign in "\"'"}
 # What a header carries to the end of its line or quotes.
 HEADER = re.compile(
-    r"(?i:\b(?P<name>(?:proxy-)?authorization|(?:set-)?cookie)(?P<sep>[\"']?[:=,] ?[\"']?))"
+    r"(?i:\b(?P<name>(?:proxy-)?authorization|(?:set-)?cookie)(?P<sep>[\"']?[:,] ?[\"']?))"
     r"(?P<value>(?:\[redacted\]|[^\"'\r\n}\]])+)"
 )
 NO_SECRETS = frozenset({"true", "false", "none", "null", "yes", "no", REDACTED})

@@ -316,7 +316,8 @@ class SwanlabBackend(Backend):
                 "log_dir": os.path.abspath(log_dir(settings)) if mode != "online" else folder,
                 **{name: text_of(str(text), TEXT_CHARS_MAX[name]) for name, text in texts.items()},
             },
-            environment=child_environment(folder, settings, url, key),
+            environment=child_environment(folder, settings, url),
+            api_key=key,
             url=url,
             ca_file=str(settings.get("ca_file") or ""),
             folder=folder,
@@ -356,12 +357,12 @@ def text_of(text: str, chars_max: int) -> str:
     return FORBIDDEN.sub(" ", visible(text)).strip()[:chars_max].strip() or "unnamed"
 
 
-def child_environment(folder: str, settings: Mapping[str, Any], url: str, key: str) -> dict[str, str]:
-    """What the SDK sees: our settings, nobody else's; and no files of its own in the home folder."""
+def child_environment(folder: str, settings: Mapping[str, Any], url: str) -> dict[str, str]:
+    """What the SDK sees: our settings, nobody else's; and no files of its own in the home folder. The key is told
+    where no other process can look."""
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith("SWANLAB_")}
     web = settings.get("web_url") or os.environ.get("SWANLAB_WEB_HOST") or ""
     ours = {
-        "SWANLAB_API_KEY": key,
         "SWANLAB_CONFIG_DIR": os.path.join(folder, "config"),
         "SWANLAB_ROOT": os.path.join(folder, "root"),
         "SWANLAB_WEB_HOST": str(web or ("" if url == DEFAULT_URL else url)),

@@ -43,6 +43,7 @@ class Run:
         url: str,
         settle_s: float,
         ca_file: str = "",
+        api_key: str = "",
     ) -> dict[str, Any]:
         """Create or resume the run. `where`: arguments of swanlab.init; `folder`: the name of its folder, offline."""
         is_online = where["mode"] == "online"
@@ -51,6 +52,7 @@ class Run:
                 url, settle_s, self.ledger, road_of("swanlab", {"ca_file": ca_file or None, "work_dir": os.getcwd()})
             )
             os.environ["SWANLAB_API_HOST"] = self.gateway.url
+            os.environ["SWANLAB_API_KEY"] = api_key  # not before: others can see what a process began with
             os.environ["no_proxy"] = os.environ["NO_PROXY"] = _no_proxy()
         import swanlab
 

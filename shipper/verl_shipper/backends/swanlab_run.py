@@ -60,6 +60,7 @@ class Wish:
     lock_path: str
     settle_s: float
     ca_file: str = ""
+    api_key: str = field(default="", repr=False)
 
 
 @dataclass(slots=True)
@@ -152,6 +153,7 @@ class SwanlabRun:
             folder="",
             url=self._wish.url,
             ca_file=self._wish.ca_file,
+            api_key=self._wish.api_key,
             settle_s=self._wish.settle_s,
         )
         self._config = config

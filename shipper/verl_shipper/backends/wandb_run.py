@@ -57,6 +57,7 @@ class Wish:
     lock_path: str
     settle_s: float
     with_artifacts: bool = True
+    api_key: str = field(default="", repr=False)
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class WandbRun:
             INIT_S + 10,
             where=self._wish.where,
             config=config,
-            settings={**self._wish.settings, "init_timeout": INIT_S},
+            settings={**self._wish.settings, "init_timeout": INIT_S, "api_key": self._wish.api_key},
             step_key=STEP_KEY,
             with_artifacts=self._wish.with_artifacts,
         )

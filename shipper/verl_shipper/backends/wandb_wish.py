@@ -43,7 +43,8 @@ def wish_of(run: RunInfo, settings: Mapping[str, Any], entity: str, key: str) ->
         address=address,
         where=_where(run, settings, address),
         settings=_sdk_settings(settings),
-        environment=child_environment(road_of("wandb", settings, proxy_key=PROXY_KEY), url, key, folder),
+        environment=child_environment(road_of("wandb", settings), url, folder),
+        api_key=key,
         folder=folder,
         lock_path=lock_path(settings.get("lock_dir"), "wandb", *identity),
         settle_s=float(settings.get("settle_s", SETTLE_S)),
@@ -84,7 +85,7 @@ def _where(run: RunInfo, settings: Mapping[str, Any], address: RunAddress) -> di
 
 def _sdk_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of wandb.Settings; those that a version does not know are left out by the child."""
-    proxy = settings.get(PROXY_KEY)
+    proxy = settings.get(PROXY_KEY) or None
     return {
         "console": "off",
         "http_proxy": proxy,
@@ -119,8 +120,9 @@ def run_name(run_id: str) -> str:
     return component(run_id, RUN_FORBIDDEN, bytes_max=64)
 
 
-def child_environment(road: Road, url: str, key: str, folder: str) -> dict[str, str]:
-    """What the SDK sees: our settings, nobody else's, and no folder but its own."""
+def child_environment(road: Road, url: str, folder: str) -> dict[str, str]:
+    """What the SDK sees: our settings, nobody else's, and no folder but its own. No key, and no proxy of our settings:
+    these are told where no other process can look."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     own = {f"WANDB_{name}_DIR": os.path.join(folder, "wandb") for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
     return {
@@ -128,6 +130,5 @@ def child_environment(road: Road, url: str, key: str, folder: str) -> dict[str, 
         **road.environment(url),
         **own,
         "WANDB_BASE_URL": url,
-        "WANDB_API_KEY": key,
         "WANDB_ERROR_REPORTING": "false",
     }

@@ -70,12 +70,14 @@ def test_a_refusal_names_every_item_with_its_reason_and_tells_three() -> None:
     ("key", "value"), [("transport", "direct"), ("mode", "on"), ("settle_s", 0), ("settle_s", True), ("settle_s", "x")]
 )
 def test_a_setting_that_cannot_work_is_named_with_what_can(key: str, value: object) -> None:
+    mode = str(value) if key == "mode" else "online"
+
     with pytest.raises(ConfigError) as caught:
-        check_settings("x", {key: value}, modes=["online"], url="http://h", variable="X_URL")
+        check_settings("x", {key: value}, mode=mode, modes=["online"], url="http://h", variable="X_URL")
     assert caught.value.where == f"backends.x.{key}"
     assert caught.value.hint
 
 
 def test_an_address_without_a_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="base_url"):
-        check_settings("x", {}, modes=["online"], url="nonsense", variable="X_URL")
+        check_settings("x", {}, mode="online", modes=["online"], url="nonsense", variable="X_URL")

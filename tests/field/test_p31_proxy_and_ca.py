@@ -184,6 +184,58 @@ def test_p31c_swanlab_takes_the_same_road(site: Site, mlflow_server: MlflowServe
         assert_nothing_shows_the_password(site, shown, doctor)
 
 
+SPANS = """
+from verl_shipper_client import Client
+import sys
+
+with Client(sys.argv[1], "exp", run_id="r1") as client:
+    for step in range(20):
+        client.log({"n": float(step)}, step=step)
+    client.log_generations([("question", "answer", 1.0)], step=19)
+    with client.span("rollout"):
+        pass
+"""
+
+
+def test_p31e_mlflow_takes_the_same_road_with_points_artifacts_and_traces(
+    site: Site, mlflow_server: MlflowServer, project: str
+) -> None:
+    with SecureSite(site, mlflow_server, "forward") as secure:
+        front = secure.servers["forward"]
+        front.options(upstream=mlflow_server.uri)
+        other = Authority(site.root / "other-authority")
+        config = secure.config(mlflow={"tracking_uri": front.url, "ca_file": str(other.ca)})
+        environment = {"HTTPS_PROXY": secure.proxy_url(), "NO_PROXY": "10.0.0.0/8"}
+        untrusted = f"certificate of forward.corp.test:{front.port}"
+        with secure.daemon(config, **environment) as daemon:
+            run_script(site, SPANS, project)
+            daemon.wait_until(
+                lambda status: untrusted in str(status["backends"]["mlflow"]["last_error"]), 60, untrusted
+            )
+            shown = secure.status()
+            assert f"{other.ca} (backends.mlflow.ca_file)" in shown
+            assert untrusted in secure.doctor(config, **environment)
+        secure.config(mlflow={"tracking_uri": front.url, "ca_file": str(secure.authority.ca)})
+        wrong = environment | {"HTTPS_PROXY": secure.proxy_url("SENTINEL-wrong")}
+        words = f"proxy 127.0.0.1:{secure.proxy_port} refuses its user and password (407)"
+        with secure.daemon(config, **wrong) as daemon:
+            daemon.wait_until(lambda status: words in str(status["backends"]["mlflow"]["last_error"]), 60, words)
+        with secure.daemon(config, **environment) as daemon:
+            status = daemon.wait_settled(RECORDS + 1, timeout_s=120)
+        oracle.assert_law(status, pending=0)
+
+        assert status["backends"]["mlflow"]["delivered"] == RECORDS + 1
+        assert_mlflow(secure, project)
+        paths = [request["path"] for request in front.requests()]
+        for part in ("/v1/traces", "log-batch", "mlflow-artifacts"):
+            assert any(part in path for path in paths), part
+        assert set(secure.connects()) == {"forward.corp.test"}
+        doctor = secure.doctor(config, **environment)
+        assert f"and {secure.authority.ca} (backends.mlflow.ca_file)" in doctor
+        assert "experiments can be listed" in doctor
+        assert_nothing_shows_the_password(site, shown, doctor)
+
+
 def test_p31d_an_authority_that_cannot_be_used_ends_the_start_with_one_line(secure: SecureSite, site: Site) -> None:
     for path, words in (("/nowhere/ca.pem", "No such file"), (str(site.root / "shipper.yaml"), "no certificate")):
         config = secure.config(wandb={"ca_file": path})

@@ -31,7 +31,8 @@ KEYS = {"wandb": "k" * 40, "swanlab": "0123456789abcdefghijk"}
 
 @final
 class SecureSite:
-    """Servers of `names`, the proxy, the authority; MLflow stays as it is, beside the proxy."""
+    """Servers of `names`, the proxy, the authority; MLflow stays as it is, beside the proxy. With `forward` there is a
+    server by whose side another one, MLflow, is reached over TLS."""
 
     def __init__(self, site: Site, mlflow: MlflowServer, *names: str) -> None:
         self.site = site
@@ -76,6 +77,8 @@ class SecureSite:
         """A file with a section for every tracker; `sections` add to them or change them."""
         backends: dict[str, dict[str, Any]] = {"mlflow": {"tracking_uri": self.mlflow.uri}}
         for name, server in self.servers.items():
+            if name not in KEYS:
+                continue
             key = self.site.root / f"{name}.key"
             key.touch(0o600)
             key.write_text(KEYS[name])

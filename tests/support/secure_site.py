@@ -31,8 +31,8 @@ KEYS = {"wandb": "k" * 40, "swanlab": "0123456789abcdefghijk"}
 
 @final
 class SecureSite:
-    """Servers of `names`, the proxy, the authority; MLflow stays as it is, beside the proxy. With `forward` there is a
-    server by whose side another one, MLflow, is reached over TLS."""
+    """Servers of `names`, the proxy, the authority. MLflow stands beside the proxy as it is; with `forward` among the
+    names a server of that name can be put in front of it, over TLS."""
 
     def __init__(self, site: Site, mlflow: MlflowServer, *names: str) -> None:
         self.site = site

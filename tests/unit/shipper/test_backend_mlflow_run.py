@@ -232,6 +232,7 @@ def test_an_authority_given_for_all_counts_for_mlflow_too(
     own_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/some/ca.pem")
-    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
     prepare_environment(5, None, Road("backends.mlflow").environment("https://tracker"))
     assert os.environ["REQUESTS_CA_BUNDLE"] == "/some/ca.pem"

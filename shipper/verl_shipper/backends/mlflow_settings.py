@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from verl_shipper.backends.mlflow_http import TIMEOUT_S
+from verl_shipper.backends.sdk.settings import ca_file_setting
 from verl_shipper.schema import Key, Kind
 
 SETTINGS = (
     Key(
         "tracking_uri",
         Kind.URL,
-        "`http://`, `https://`, `sqlite:////PATH/mlflow.db`, or what MLflow knows else; no folders",
-        "MLflow's folder store shows a point twice when it is sent twice",
+        "`http://`, `https://`, `sqlite:////PATH/mlflow.db`, or what MLflow knows else; a folder, or a link to one, "
+        "gets a database: `mlflow.db` and `artifacts/` in it",
+        "MLflow's own folder store shows a point twice when it is sent twice",
         "http://tracker:5000",
-        otherwise="required",
+        otherwise="`./mlruns`, if it is there",
         variables=("MLFLOW_TRACKING_URI",),
     ),
     Key(
@@ -35,6 +37,7 @@ SETTINGS = (
         low=1,
         high=60,
     ),
+    ca_file_setting(),
     Key(
         "artifact_location",
         Kind.TEXT,

@@ -45,9 +45,10 @@ SETTINGS = (
         "mode",
         Kind.CHOICE,
         "`cloud` is `online`; `offline` and `local` write a folder that `swanlab sync` takes",
-        "for nodes without a way out",
+        "for nodes without a way out; `local` is also what a `log_dir` and no key mean, when nobody says more",
         "offline",
         default="online",
+        variables=("SWANLAB_MODE",),
         choices=("online", "cloud", "offline", "local"),
     ),
     Key(

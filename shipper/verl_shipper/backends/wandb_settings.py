@@ -36,9 +36,9 @@ SETTINGS = (
     Key(
         "wandb_proxy",
         Kind.URL,
-        "proxy for W&B alone",
+        "proxy for W&B alone, whatever `NO_PROXY` says",
         "where only some trackers are behind it",
-        "http://proxy.example.com:8080",
+        "http://USER:PASSWORD@proxy.example.com:8080",
         otherwise="`HTTPS_PROXY`, `NO_PROXY`",
     ),
     Key(
@@ -65,6 +65,7 @@ SETTINGS = (
         "offline",
         default="online",
         choices=("online", "offline"),
+        variables=("WANDB_MODE",),
     ),
     Key(
         "dir",

@@ -239,7 +239,7 @@ def test_the_models_tokenizer_decodes_unless_another_is_named(tmp_path: Path) ->
 
 
 def test_choices_that_are_declared_are_those_that_the_backends_know() -> None:
-    from verl_shipper.backends import load_backend, mlflow, swanlab, wandb
+    from verl_shipper.backends import load_backend, mlflow, swanlab, swanlab_place, wandb
     from verl_shipper.backends.sdk.parts import SETTLE_S_MAX
     from verl_shipper.schema import Key
 
@@ -249,7 +249,7 @@ def test_choices_that_are_declared_are_those_that_the_backends_know() -> None:
         return found
 
     assert key("wandb", "mode").choices == tuple(wandb.MODES)
-    assert key("swanlab", "mode").choices == tuple(swanlab.MODES)
+    assert key("swanlab", "mode").choices == tuple(swanlab_place.MODES)
     assert key("swanlab", "settle_s").default == swanlab.SETTLE_S
     assert key("swanlab", "settle_s").high == key("wandb", "settle_s").high == SETTLE_S_MAX
     assert key("mlflow", "timeout_s").high == mlflow.SEND_S_MAX

@@ -6,6 +6,18 @@ from verl_shipper.backends.sdk.parts import SETTLE_S_MAX
 from verl_shipper.schema import Key, Kind
 
 
+def ca_file_setting() -> Key:
+    """The authority of a tracker, for every backend that speaks HTTP."""
+    return Key(
+        "ca_file",
+        Kind.PATH,
+        "a PEM file with the authority of this tracker's certificate, trusted beside those that the environment names",
+        "a private authority is known to nobody else, and a service has none of your shell's variables",
+        "/etc/ssl/corp-ca.pem",
+        otherwise="see [proxies and certificates](#proxies-and-certificates)",
+    )
+
+
 def shared_settings(name: str, title: str, *, settle_s: float) -> tuple[Key, ...]:
     """Declarations for backend `name`, whose tracker people call `title`."""
     as_in = f"as in `{name}.init`"
@@ -18,6 +30,7 @@ def shared_settings(name: str, title: str, *, settle_s: float) -> tuple[Key, ...
             f"/etc/verl-shipper/{name}.key",
             otherwise="see [keys](#keys)",
         ),
+        ca_file_setting(),
         Key("group", Kind.TEXT, as_in, "runs of one sweep stand together", "sweep-7", otherwise="none"),
         Key("job_type", Kind.TEXT, as_in, "tells training from evaluation", "train", otherwise="none"),
         Key("tags", Kind.TEXTS, as_in, "to find runs again", "[grpo, qwen2]", otherwise="none"),

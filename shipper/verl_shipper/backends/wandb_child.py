@@ -23,6 +23,7 @@ from wandb.sdk.artifacts._internal_artifact import InternalArtifact
 from verl_shipper.backends.sdk.serve import serve
 
 ARTIFACTS_AT_ONCE = 8
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 ROW_ERRORS = (ValueError, TypeError, KeyError)  # what wandb raises for a row it does not like
 
 
@@ -66,6 +67,10 @@ class Run:
         with_artifacts: bool,
     ) -> dict[str, Any]:
         """Create or resume the run. `where`: arguments of wandb.init."""
+        if settings.get("https_proxy"):
+            # wandb verifies the key before it looks at its settings, by a process that it starts with this.
+            os.environ.update(dict.fromkeys(PROXY_VARIABLES, settings["https_proxy"]))
+            os.environ.update(no_proxy="", NO_PROXY="")
         known = wandb.Settings.model_fields
         chosen = {key: value for key, value in settings.items() if key in known}
         if "stop_fn" in known:

@@ -122,7 +122,7 @@ def run_name(run_id: str) -> str:
 
 def child_environment(road: Road, url: str, folder: str) -> dict[str, str]:
     """What the SDK sees: our settings, nobody else's, and no folder but its own. No key, and no proxy of our settings:
-    these are told where no other process can look."""
+    the child is told them later, where nobody else can look."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     own = {f"WANDB_{name}_DIR": os.path.join(folder, "wandb") for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
     return {

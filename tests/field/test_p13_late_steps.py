@@ -17,14 +17,14 @@ TRAINER = """
 import json, sys, time
 from verl_shipper_client import Client
 
-project, run_id, rank, key, hold_s, steps = sys.argv[1:]
+project, run_id, place, key, hold_s, steps = sys.argv[1:]
 began_s = time.monotonic()
-with Client(project, "exp", run_id=run_id, rank=int(rank)) as client:
-    for place, step in enumerate(json.loads(steps)):
+with Client(project, "exp", run_id=run_id) as client:
+    for step in json.loads(steps):
         due_s = began_s + float(hold_s) + 0.02 * step * (float(hold_s) > 0)
         time.sleep(max(due_s - time.monotonic(), 0.0))
         client.log({key: step / 2}, step=step)
-        if rank == "0":
+        if place == "0":
             time.sleep(0.02)
 """
 TRAINED = list(range(1, 101))
@@ -71,7 +71,7 @@ def test_p13_records_that_were_held_back_stand_at_their_own_step(site: Site, mlf
 def test_p13_a_spool_that_is_brought_later_is_shown_at_its_own_steps(
     site: Site, mlflow_server: MlflowServer, tmp_path: Path
 ) -> None:
-    """The folder of rank 1 is adopted when rank 0 has long been delivered. Sibling: both ranks have the same name."""
+    """The folder of a second process is adopted when the first has long been delivered. Sibling: both use one name."""
     late = tmp_path / "late-spool"
     elsewhere = {"VERL_SHIPPER_SPOOL_DIR": str(late)}
     beside = [step + 1 for step in JUDGED[:-1]]

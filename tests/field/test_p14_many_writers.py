@@ -42,8 +42,8 @@ def test_p14_all_ranks_of_two_nodes_are_one_run(
 
     with (
         FourTrackers(site, mlflow_server) as trackers,
-        trackers.daemon() as first,
-        trackers.daemon(site=other) as second,
+        trackers.daemon("--set", "sampling.rank=all") as first,
+        trackers.daemon("--set", "sampling.rank=all", site=other) as second,
         contextlib.ExitStack() as started,
     ):
         trainers = [
@@ -70,7 +70,8 @@ def test_p14_all_ranks_of_two_nodes_are_one_run(
             assert sum(status["backends"][name]["delivered"] for status in told) == 2 * per_node, name
             for number in range(2 * writers):
                 expected = [(step, step + number / 16) for step in range(steps)]
-                oracle.assert_exactly(trackers.values(name, RUN, f"rank/{number}"), expected, f"{name} {number}")
+                key = f"rank/{number}/rank{number}" if number else "rank/0"
+                oracle.assert_exactly(trackers.values(name, RUN, key), expected, f"{name} {number}")
             shown = trackers.config(name, RUN)
             assert str(shown.get("lr")) == "0.5", (name, shown)
         assert not told[0]["backends"]["mlflow"]["ignored_values"], "the same config again is no news"

@@ -136,8 +136,9 @@ class Lane:
             self.runs[run_id] = self._new_run(RunInfo(run_id, *note))
 
     def _new_run(self, info: RunInfo) -> RunLane:
-        backend = self._backend_class(info, self._settings, StoreMemory(self._store, info.run_id))
-        run = RunLane(info, backend, Intake(info.run_id, self._order, self._limits, self._store))
+        settings = dict(self._settings)
+        backend = self._backend_class(info, settings, StoreMemory(self._store, info.run_id))
+        run = RunLane(info, backend, settings, Intake(info.run_id, self._order, self._limits, self._store))
         run.hangs = self._store.get_note(info.run_id, HANGS_NOTE) or 0
         if run.hangs:
             run.due_s = self._now_s + HANG_PAUSE_S * min(run.hangs, 10)
@@ -194,6 +195,9 @@ class Lane:
         run.delivery = TRANSITIONS[run.delivery, Step.SEND]
         run.started_s = run.active_s = now_s
         if run.sealed is None:
+            for key, value in run.intake.wished_settings().items():
+                if key in self._backend_class.setting_names():
+                    run.settings.setdefault(key, value)
             run.future = self._pool.submit(self._open, run)
         else:
             batch = Batch(run.sealed.batch_id, run.run, run.sealed.items)

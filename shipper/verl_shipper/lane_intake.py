@@ -29,13 +29,14 @@ from verl_shipper.policy.sampling import REDUCTIONS, Sampling
 from verl_shipper.policy.stream_sampler import BY_RANK, Decision, StreamSampler, Writer
 from verl_shipper.policy.tables import picked
 from verl_shipper.policy.traces import Decode
-from verl_shipper.policy.wishes import LOGGER, effective, is_wanted, wishes_of
+from verl_shipper.policy.wishes import LOGGER, PROXY, effective, is_wanted, wishes_of
 from verl_shipper.tokens import TokenizerError, load_decoder
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import SCALARS
 from verl_shipper_spool.reader import MISSING, Finding, Frame, Ledger
 from verl_shipper_spool.record import Record, RecordKind, decode_record, encode_record
+from verl_shipper_spool.redact import REDACTED
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,14 @@ class Intake:
         """Whether the run does not want this backend: nothing of it is delivered, so it need not exist there."""
         self._learn()
         return bool(self._wishes) and not any(map(self._is_wanted, self._wishes.values()))
+
+    def wished_settings(self) -> dict[str, str]:
+        """Settings of the backend that the run asks for and may have. A proxy whose password was taken out on the way
+        is of no use."""
+        self._learn()
+        wished: dict[str, Any] = next(reversed(self._wishes.values()), {})
+        proxy = wished.get(PROXY, "") if PROXY in self._order.may_choose else ""
+        return {PROXY: proxy} if proxy and REDACTED not in proxy else {}
 
     def waiting_bytes(self, now_s: float) -> int:
         """Bytes that nobody has looked at, and one for whatever else wants a look."""

@@ -27,6 +27,7 @@ class RunLane:
 
     run: RunInfo
     backend: Backend
+    settings: dict[str, Any]  # the backend's own copy; what the run asks for comes in before it is opened
     intake: Intake
     delivery: Delivery = Delivery.IDLE
     attempt: int = 0

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-LOGGER, TRACES = "logger", "traces"
-CHOICES = ("log_frequency", "log_val_generations", TRACES, LOGGER, "wandb_proxy")
+LOGGER, TRACES, PROXY = "logger", "traces", "wandb_proxy"
+CHOICES = ("log_frequency", "log_val_generations", TRACES, LOGGER, PROXY)
 MAY_CHOOSE = ("log_frequency", "log_val_generations", TRACES)
 
 
@@ -40,7 +40,7 @@ def wishes_of(config: Any) -> dict[str, Any]:
         "log_val_generations": _count(trainer.get("log_val_generations"), 1),
         TRACES: {key: value for key, value in traces.items() if value is not None} or None,
         LOGGER: _names(trainer.get("logger")),
-        "wandb_proxy": _text(trainer.get("wandb_proxy")),
+        PROXY: _url(trainer.get("wandb_proxy")),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -87,6 +87,10 @@ def _flag(value: Any) -> bool | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _url(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.startswith(("http://", "https://")) else None
 
 
 def _frequency(value: Any) -> int | dict[str, int] | None:

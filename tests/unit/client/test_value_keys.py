@@ -35,7 +35,7 @@ for _ in range(200):
 KEYS.append(DEEP)
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: repr(key)[:40])
+@pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
 def test_a_key_has_one_name_whatever_else_is_in_the_record(key: Any) -> None:
     alone, beside = by_fast_road({key: 1.0}), by_fast_road({key: 1.0, "odd": object()})
 
@@ -53,7 +53,7 @@ CLASHES: list[dict[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("body", CLASHES, ids=repr)
+@pytest.mark.parametrize("body", CLASHES, ids=range(len(CLASHES)))
 def test_of_two_keys_with_one_name_the_first_keeps_it_and_the_other_is_counted(body: dict[Any, Any]) -> None:
     flat = flatten_metrics(by_slow_road(body))
 

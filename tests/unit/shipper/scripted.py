@@ -113,7 +113,9 @@ class Bench:
         tracker: Tracker | None = None,
         backend: type[ScriptedBackend] = ScriptedBackend,
         order: Order | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
+        self._settings = dict(settings or {})
         self.order = order  # how the lane samples; a change counts from the next `crash` on
         self.tracker = tracker or Tracker()
         self.now_s = 1000.0
@@ -202,6 +204,6 @@ class Bench:
         self.ingest.close()
 
     def _new_lane(self) -> Lane:
-        settings = {"tracker": self.tracker}
+        settings = {"tracker": self.tracker, **self._settings}
         store = LaneStore(self.store_path)
         return Lane(self._backend, settings, self.ingest.spool_dir, store, self.order, jitter=lambda: 0.5)

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from support.samples import metrics, part, record, span
-from unit.shipper.scripted import BACKEND, Bench, Tracker, with_limits
-from verl_shipper.backends.base import Park
+from unit.shipper.scripted import BACKEND, Bench, ScriptedBackend, Tracker, with_limits
+from verl_shipper.backends.base import Outcome, Park
 from verl_shipper.lane_intake import Order
 from verl_shipper.lane_store import LaneStore
 from verl_shipper.policy.wishes import LOGGER, MAY_CHOOSE
 from verl_shipper_spool.frame import encode
 from verl_shipper_spool.header import BULK
 from verl_shipper_spool.record import Record, RecordKind, decode_record, encode_record
+from verl_shipper_spool.redact import REDACTED
 from verl_shipper_spool.segment import list_segments
 
 FINISH = record(RecordKind.RUN_FINISH, {"exit_code": 0})
@@ -323,6 +324,36 @@ def test_writers_of_a_run_have_their_own_wishes(make: MakeBench) -> None:
     bench.until_quiet()
 
     assert [_shown(bench, stream) for stream in streams] == [[0, 2, 4, 6, 8], [0, 4, 8]]
+
+
+@pytest.mark.parametrize(
+    ("may_choose", "given", "asked", "used"),
+    [
+        (("wandb_proxy",), {}, "http://proxy:8080", "http://proxy:8080"),
+        ((), {}, "http://proxy:8080", None),
+        (("wandb_proxy",), {"wandb_proxy": "http://ours:1"}, "http://proxy:8080", "http://ours:1"),
+        (("wandb_proxy",), {}, f"http://{REDACTED}@proxy:8080", None),
+        (("wandb_proxy",), {}, "not a url", None),
+    ],
+)
+def test_a_proxy_that_a_run_asks_for_is_used_where_it_may_choose_one(
+    may_choose: tuple[str, ...], given: dict[str, str], asked: str, used: str | None, tmp_path: Path
+) -> None:
+    seen: list[str | None] = []
+
+    class Proxied(ScriptedBackend):
+        settings_known = ("tracker", "wandb_proxy")
+
+        def open(self) -> Outcome | None:
+            seen.append(self.settings.get("wandb_proxy"))
+            return super().open()
+
+    bench = Bench(tmp_path, backend=Proxied, order=_order(may_choose), settings=given)
+    _log(bench, bench.stream(), _start(wandb_proxy=asked))
+    bench.until_quiet()
+    bench.close()
+
+    assert seen == [used]
 
 
 def test_what_the_operator_set_stands(make: MakeBench) -> None:

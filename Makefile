@@ -38,6 +38,7 @@ docs: $(VENV)/test.done
 bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/log_latency.py --quick
 	$(BIN)/python benchmarks/ingest.py --quick
+	$(BIN)/python benchmarks/policy.py --quick
 
 $(VENV)/demo.done: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

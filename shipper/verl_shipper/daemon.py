@@ -312,6 +312,7 @@ class Daemon:
             "socket": self.listener.bound,
             "adopt": list(self.places.adopt),
             "backends": list(self.config.backends),
+            status.UNNAMED_NOTE: {"project": self.config.project, "experiment": self.config.experiment},
             "lane_pids": self.supervisor.pids(),
             "spool_bytes": self.ingest.size_bytes,
             "taken_bytes": self.ingest.taken_bytes,

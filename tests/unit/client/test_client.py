@@ -49,6 +49,18 @@ def test_a_run_begins_with_its_start_and_ends_with_its_finish(make: MakeClient, 
     assert [record.seq for record in (start, metrics, finish)] == [0, 1, 2]
 
 
+def test_names_come_from_the_environment_where_no_argument_gives_them(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERL_PROJECT", "rlhf")
+    named, unnamed = Client(experiment="e1", spool_dir=spool), Client("own", spool_dir=spool)
+
+    assert (named.project, named.experiment) == ("rlhf", "e1")
+    assert (unnamed.project, unnamed.experiment) == ("own", "")
+    for made in (named, unnamed):
+        made.finish(timeout_s=0.0)
+
+
 def test_a_header_tells_whose_stream_it_is(make: MakeClient, spool: Path) -> None:
     make(run_id="run-7", rank=2).log({"a": 1}, step=0)
 

@@ -15,7 +15,7 @@ import pytest
 from support.streams import frame, make_header
 from unit.shipper.scripted import BACKEND, Bench, Tracker
 from verl_shipper.backends.base import Batch, Delivered, Outcome, Park, Reject
-from verl_shipper.status import Account, report
+from verl_shipper.status import UNNAMED_NOTE, Account, report
 
 
 @pytest.fixture
@@ -62,6 +62,30 @@ def test_what_was_freed_before_a_lane_read_it_is_no_longer_waited_for(bench: Ben
     assert (runs["a"].delivered, runs["a"].dropped) == (5, Counter())
     assert (runs["b"].pending, runs["b"].dropped) == (0, Counter(reclaimed=7 + 1)), "sealing adds the end"
     assert runs["b"].balanced
+
+
+@pytest.mark.parametrize(
+    ("note", "shown"),
+    [
+        (None, ("default", "default")),
+        ({"project": "rlhf", "experiment": None}, ("rlhf", "default")),
+        ({"project": "rlhf", "experiment": "first"}, ("rlhf", "first")),
+    ],
+)
+def test_a_run_without_names_has_those_of_the_configuration(
+    note: dict[str, str | None] | None, shown: tuple[str, str], tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path)
+    stream = bench.stream(project="", experiment="")
+    bench.log(stream)
+    if note is not None:
+        bench.ingest.write_notes({UNNAMED_NOTE: json.dumps(note)})
+    bench.until_quiet()
+    bench.close()
+
+    (run,) = report(str(tmp_path)).runs.values()
+    assert (run.project, run.experiment) == shown
+    assert bench.tracker.requests[0].run.project == "default"
 
 
 def test_metrics_that_are_shown_under_another_name_are_told(tmp_path: Path) -> None:

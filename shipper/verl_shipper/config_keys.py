@@ -218,7 +218,7 @@ SAMPLING = (
     Key(
         "traces.tokenizer",
         Kind.PATH,
-        "folder of the tokenizer that decodes",
+        "folder of the tokenizer that decodes, or its name in the local Hugging Face cache",
         "must be the model's own",
         "/models/qwen2-7b",
         otherwise=f"`{MODEL_PATH}`, with `token2text`",

@@ -67,7 +67,8 @@ def test_records_flow_through_every_change_of_the_file(site: Site, config: Path)
 
         ledger.wait_for(ledger.last() + 200)
         trainer.kill()
-        status = daemon.wait_settled(len(ledger.values()), backends=["file"], timeout_s=SOON_S)
+        wait_for(lambda: not site.stream_folders(), SOON_S, "what the dead trainer left is taken")
+        status = daemon.wait_settled(len(ledger.values()) + 2, backends=["file"], timeout_s=SOON_S)
 
     oracle.assert_law(status)
     (output,) = (site.out).rglob("*.jsonl")

@@ -102,6 +102,8 @@ def test_every_record_arrives_once_whatever_is_killed(
         if not storm.daemon.is_running():
             storm.daemon.start()
         storm.daemon.wait_ready()
+        # Starts and ends of runs are counted, too: that as many are logged does not say that the last values are.
+        wait_for(lambda: not site.stream_folders(), SETTLE_S, "the dead trainers' spools are taken")
         status = storm.daemon.wait_settled(len(storm.ledger.values()), timeout_s=SETTLE_S)
     finally:
         storm.close()
@@ -131,7 +133,7 @@ def test_a_daemon_that_comes_after_the_whole_run_delivers_all_of_it(site: Site, 
     counting_trainer(site, ledger, project=project, first=2000, count=1000, pace_s=0).wait()
 
     with Daemon(site, *site.file_backend(), *site.mlflow_backend(mlflow_server.uri)) as daemon:
-        status = daemon.wait_settled(3000)
+        status = daemon.wait_settled(3004)
 
     assert ledger.values() == list(range(3000))
     lines = oracle.read_lines(site.output(project, "exp", "r1"))
@@ -154,7 +156,7 @@ def test_a_daemon_stopped_and_then_killed_costs_nothing(site: Site, mlflow_serve
         daemon.kill()
 
         daemon.start()
-        status = daemon.wait_settled(1500)
+        status = daemon.wait_settled(1502)
 
     lines = oracle.read_lines(site.output(project, "exp", "r1"))
     oracle.assert_once_in_order(lines)

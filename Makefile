@@ -52,7 +52,7 @@ $(VENV)/test.done: pyproject.toml
 
 $(VERL_VENV)/test.done: pyproject.toml
 	test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
-	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[mlflow,test]'
+	$(VERL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)' -e '.[mlflow,test]'
 	touch $@
 
 clean:

@@ -14,6 +14,7 @@ raised into one line that names proxy, certificate or name lookup, without passw
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import os
@@ -230,17 +231,36 @@ def _usual_files() -> list[str]:
 
 def _bundle(files: list[str], folder: str) -> str:
     """One file with the certificates of all, named by its content."""
+    sources = tuple(source for path in files for source in _sources(path))
+    path = _bundled(sources, folder)
+    if not os.path.exists(path):  # somebody has swept the folder
+        _bundled.cache_clear()
+        path = _bundled(sources, folder)
+    return path
+
+
+def _sources(path: str) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
+    """The files behind a name: path, whether it was given itself, and what tells its content from an earlier one."""
+    is_folder = os.path.isdir(path)
+    for full in [os.path.join(path, name) for name in sorted(os.listdir(path))] if is_folder else [path]:
+        identity: tuple[int, ...] = ()
+        with contextlib.suppress(OSError):  # reading it will say so
+            found = os.stat(full)
+            identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        yield full, not is_folder, identity
+
+
+@functools.lru_cache(maxsize=32)  # asked for before every request; reading takes milliseconds
+def _bundled(sources: tuple[tuple[str, bool, tuple[int, ...]], ...], folder: str) -> str:
     found: dict[bytes, None] = {}
-    for path in files:
-        names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
-        for name in names:
-            try:
-                with open(os.path.join(path, name) if name else path, "rb") as file:
-                    found |= dict.fromkeys(CERTIFICATE.findall(file.read()))
-            except OSError as error:
-                if not name:
-                    why = f"certificate authority {path} cannot be read: {error.strerror}"
-                    raise ConfigError(why, hint=f"ls -l {path}") from error
+    for path, is_given, _ in sources:
+        try:
+            with open(path, "rb") as file:
+                found |= dict.fromkeys(CERTIFICATE.findall(file.read()))
+        except OSError as error:
+            if is_given:
+                why = f"certificate authority {path} cannot be read: {error.strerror}"
+                raise ConfigError(why, hint=f"ls -l {path}") from error
     content = b"\n".join([*found, b""])
     path = os.path.join(folder, f"{BUNDLE}{hashlib.sha256(content).hexdigest()[:16]}.pem")
     if not os.path.exists(path):

@@ -14,6 +14,7 @@ import requests
 
 from support.mlflow_server import free_port
 from support.web import Authority, PasswordProxy, Reply, WebServer
+from verl_shipper.backends import road as road_module
 from verl_shipper.backends.base import Park, Retry
 from verl_shipper.backends.mlflow_http import CERTIFICATE, INSECURE, mlflow_road
 from verl_shipper.backends.road import Culprit, Road, road_of
@@ -281,6 +282,28 @@ def test_whatever_else_goes_wrong_is_nobodys_fault_on_the_way(tmp_path: Path) ->
     assert road.culprit(ValueError("odd"), "https://tracker.test") is None
     assert road.culprit(TimeoutError("read"), "https://tracker.test") is None
     assert isinstance(road.culprit(ValueError("odd"), "nonsense"), Culprit)
+
+
+def test_authorities_are_read_once_and_again_when_they_change_or_are_swept(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.pem"
+    own.write_bytes(authority.ca.read_bytes())
+    road = made(tmp_path / "work", ca_file=str(own))
+    first = road.authorities("https://tracker.test")
+    assert first is not None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(road_module, "CERTIFICATE", None)  # to read would fail
+        assert road.authorities("https://tracker.test") == first
+    Path(first).unlink()
+    assert road.authorities("https://tracker.test") == first
+    assert Path(first).exists()
+
+    other = Authority(tmp_path / "other")
+    own.write_bytes(authority.ca.read_bytes() + other.ca.read_bytes())
+    second = road.authorities("https://tracker.test")
+    assert second not in (None, first)
 
 
 def test_the_file_of_authorities_is_private_to_its_folder_and_made_once(authority: Authority, tmp_path: Path) -> None:

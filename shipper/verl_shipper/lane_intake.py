@@ -72,9 +72,9 @@ class Intake:
         self._store = store
         self._wishes: dict[str, Any] = store.get_note(run_id, WISHES_NOTE) or {}
         self._reducer: Reducer[Found] | None = None
-        mode = Sampling.of(order.given).rank
-        if mode in REDUCTIONS:
-            self._reducer = Reducer(mode, Sampling.of(order.given).rank_timeout_s)
+        sampling = Sampling.of(order.given)
+        if sampling.rank in REDUCTIONS:
+            self._reducer = Reducer(sampling.rank, sampling.rank_timeout_s)
             self._reducer.restore(store.get_note(run_id, RANKS_NOTE) or [])
         self._now_s = 0.0
         self._scanned_bytes = 0

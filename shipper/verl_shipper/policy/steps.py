@@ -31,12 +31,14 @@ class Verdict(enum.Enum):
 
 
 class Steps:
-    """The steps of one stream so far. `patient`: the first one and a multiple wait for the end of their step, too."""
+    """The steps of one stream so far. `patient`: the first one and a multiple wait for the end of their step, too.
+    `looks_back`: `state_at` is asked for, which costs a state at every step."""
 
-    def __init__(self, intervals: Iterable[int], *, patient: bool = False) -> None:
+    def __init__(self, intervals: Iterable[int], *, patient: bool = False, looks_back: bool = False) -> None:
         self.first: int | None = None
         self.newest: int | None = None
         self._patient = patient
+        self._looks_back = looks_back
         self._last: dict[int, dict[int, int]] = {every: {} for every in intervals}  # interval → window → its last step
         self.turn = 0  # how often a step turned out to be over
         self._before: dict[str, Any] = {}  # state in front of the last turn
@@ -74,6 +76,7 @@ class Steps:
     def state_at(self, turn: int) -> dict[str, Any]:
         """What a later process needs to begin again at a record that came at `turn` and is decided at once or after
         the next."""
+        assert self._looks_back, "nothing was kept"
         return self.state() if turn == self.turn else self._before
 
     def state(self) -> dict[str, Any]:
@@ -89,7 +92,8 @@ class Steps:
 
     def _turn(self) -> None:
         self.turn += 1
-        self._before = self.state()
+        if self._looks_back:
+            self._before = self.state()
 
 
 def _remember(last: dict[int, int], window: int, step: int) -> None:

@@ -49,6 +49,14 @@ class Writer:
     rank: int = 0
     world: int = 1
 
+    def is_left_out(self, sampling: Sampling) -> bool:
+        """Whether its metrics are those of another rank than is wanted."""
+        return sampling.rank == RANK_0 and self.rank != 0
+
+    def is_told_apart(self, sampling: Sampling) -> bool:
+        """Whether its names carry its rank."""
+        return sampling.rank == RANK_ALL and (self.world > 1 or self.rank > 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Tag]):
@@ -85,8 +93,8 @@ class StreamSampler(Generic[Tag]):
         """Whether everything in such a stream is delivered as it is, so that nobody need ask."""
         if not is_scalars:
             return sampling.log_val_generations is None and replace(sampling.traces, tokenizer=None) == TraceSampling()
-        alone = writer.rank == 0 and (sampling.rank == RANK_0 or (sampling.rank == RANK_ALL and writer.world <= 1))
-        return alone and Names(sampling).is_trivial
+        stands_apart = sampling.rank in REDUCTIONS or writer.is_left_out(sampling) or writer.is_told_apart(sampling)
+        return not stands_apart and Names(sampling).is_trivial
 
     def __init__(self, sampling: Sampling, writer: Writer, refuse: str = "", decode: Decode | None = None) -> None:
         """`refuse`: a reason to sample out everything. `decode`: text of token ids, for `token2text`."""
@@ -97,18 +105,17 @@ class StreamSampler(Generic[Tag]):
         self._names = Names(sampling)
         mode = sampling.log_mode
         self._window = None if mode == "last" else Window(mode)
-        self._steps = Steps(self._names.intervals, patient=self._window is not None)
+        self._keeps_states = sampling.rank in REDUCTIONS and bool(self._names.intervals)
+        self._steps = Steps(self._names.intervals, patient=mode != "last", looks_back=self._keeps_states)
         self._traces = Traces(sampling.traces)
         self._table: Table | None = None
         self._ended_table: tuple[Any, ...] | None = None  # the key of the last one; what still comes of it is left out
         self._gathered: int | None = None  # the newest step whose values are in the window
-        self._keeps_states = sampling.rank in REDUCTIONS and bool(self._names.intervals)
         self._queue: deque[_Waiting[Tag]] = deque()
         self._bytes = 0
         self.newest: int | None = None  # step of metrics offered so far
-        self._others = sampling.rank == RANK_0 and writer.rank != 0
-        ranked = sampling.rank == RANK_ALL and (writer.world > 1 or writer.rank > 0)
-        self._suffix = f"/rank{writer.rank}" if ranked else ""
+        self._others = writer.is_left_out(sampling)
+        self._suffix = f"/rank{writer.rank}" if writer.is_told_apart(sampling) else ""
 
     @property
     def waits(self) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 from verl_shipper import config_names
 from verl_shipper.config_keys import (
+    LOGGER,
     LOGGER_VARIABLE,
     NODE_QUOTA_BYTES,
     SAMPLING,
@@ -29,7 +30,7 @@ from verl_shipper.config_keys import (
 )
 from verl_shipper.errors import ConfigError
 from verl_shipper.policy.wishes import MAY_CHOOSE
-from verl_shipper.schema import Node
+from verl_shipper.schema import Node, accept, node_of
 from verl_shipper_spool.location import EXPERIMENT_VARIABLE, PROJECT_VARIABLE
 
 ADOPT_POLL_S = 2.0  # file events only hasten this; it is what a shared file system without events gets
@@ -188,12 +189,9 @@ class _Chooser:
     def _exists(self, name: str, origin: str) -> bool:
         from verl_shipper.backends import known_names
 
-        known = known_names()
-        if name in known:
+        if name in known_names():
             return True
-        near = config_names.near_miss(name, known) or config_names.nearest(name, known)
-        hint = f"did you mean {near!r}?" if near else f"known backends: {', '.join(known)}"
-        self.gathered.wrong(f"unknown backend {name!r}", origin, "", hint)
+        self.gathered.wrong(f"unknown backend {name!r}", origin, "", _backends_near(name))
         return False
 
     def _is_on(self, name: str) -> bool:
@@ -201,11 +199,17 @@ class _Chooser:
         return enabled is None or bool(enabled.value)
 
 
-def _names(text: str) -> list[str]:
-    from verl_shipper.config_keys import TRAINER
-    from verl_shipper.schema import accept, node_of
+def _backends_near(name: str) -> str:
+    """A hint for a name that is no backend."""
+    from verl_shipper.backends import known_names
 
-    found: list[str] = accept(TRAINER[0], node_of(text, "")) if text.strip() else []
+    known = known_names()
+    near = config_names.near_miss(name, known) or config_names.nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"known backends: {', '.join(known)}"
+
+
+def _names(text: str) -> list[str]:
+    found: list[str] = accept(LOGGER, node_of(text, "")) if text.strip() else []
     return found
 
 
@@ -266,8 +270,7 @@ def _traces_only(gathered: Any, chosen: Sequence[str]) -> tuple[str, str] | None
     if only is None or only.value.lower() in (*NAMELESS, SHIPPER):
         return None
     if only.value not in known_names():
-        near = config_names.nearest(only.value, known_names())
-        hint = f"did you mean {near!r}?" if near else f"known backends: {', '.join(known_names())}"
+        hint = _backends_near(only.value)
         gathered.wrong(f"traces go to {only.value!r}, which is no backend", only.origin, key, hint)
     elif only.value not in chosen and chosen:
         gathered.wrong(

@@ -249,16 +249,18 @@ def _trainers(path: str, kind: Kind, meaning: str, example: str, **more: Any) ->
     return Key(path, kind, meaning, "as in a trainer's own configuration: one file may serve both", example, **more)
 
 
+LOGGER = _trainers(
+    "trainer.logger",
+    Kind.TEXTS,
+    "which backends; their sections hold settings then. With `shipper` in it the list is the trainer's own, and "
+    "the sections decide",
+    "['console', 'wandb']",
+    variables=(LOGGER_VARIABLE,),
+    otherwise="none",
+)
+
 TRAINER = (
-    _trainers(
-        "trainer.logger",
-        Kind.TEXTS,
-        "which backends; their sections hold settings then. With `shipper` in it the list is the trainer's own, and "
-        "the sections decide",
-        "['console', 'wandb']",
-        variables=(LOGGER_VARIABLE,),
-        otherwise="none",
-    ),
+    LOGGER,
     _trainers(
         "trainer.project_name",
         Kind.TEXT,

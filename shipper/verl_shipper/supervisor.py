@@ -66,9 +66,6 @@ class Supervisor:
     log_level: str
     children: dict[str, Child] = field(default_factory=dict)
 
-    def add(self, backend: str, settings: Mapping[str, Any], **more: Any) -> None:
-        self.children[backend] = Child(backend, Orders(settings, more))
-
     def apply(self, wanted: Mapping[str, Orders], log_level: str, now_s: float) -> None:
         """From now on these lanes and no others: the rest ends, those with other orders are replaced."""
         is_louder = log_level != self.log_level

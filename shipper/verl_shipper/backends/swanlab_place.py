@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from verl_shipper.backends.base import Decided
+from verl_shipper.backends.sdk import parts
 from verl_shipper.backends.secrets import find_key
 from verl_shipper.errors import ConfigError
 
@@ -26,24 +27,22 @@ MODES = {"online": "online", "cloud": "online", "offline": "offline", "local": "
 
 def decided(settings: Mapping[str, Any]) -> Decided:
     """Who gave a folder and no key wants a folder: SwanLab works without logging in."""
-    place = settings.get("log_dir") or os.environ.get("SWANLAB_LOG_DIR")
-    if not place or settings.get("mode") is not None or os.environ.get(MODE_VARIABLE):
+    is_given = settings.get("log_dir") or os.environ.get("SWANLAB_LOG_DIR")
+    if not is_given or settings.get("mode") is not None or os.environ.get(MODE_VARIABLE):
         return Decided(settings)
     try:
         if find_key(KEY_VARIABLES, settings, urlsplit(base_url(settings)).hostname) is not None:
             return Decided(settings)
     except ConfigError:
         return Decided(settings)  # there is a key that cannot be used, which the lane will say
-    note = f"there is no key, so runs go to {os.path.abspath(str(place))} (mode local; look: swanlab watch)"
+    note = f"there is no key, so runs go to {os.path.abspath(log_dir(settings))} (mode local; look: swanlab watch)"
     hint = "for the server set SWANLAB_API_KEY or api_key_file, or mode to online"
     return Decided({**settings, "mode": "local"}, (f"{note}; {hint}",))
 
 
 def mode_of(settings: Mapping[str, Any]) -> str:
     """`online`, `offline`, `local`, or a word that `check` refuses."""
-    given = settings.get("mode")
-    mode = str(os.environ.get(MODE_VARIABLE, "").strip().lower() or "online" if given is None else given)
-    return MODES.get(mode, mode)
+    return parts.mode_of(settings, MODE_VARIABLE, MODES)
 
 
 def log_dir(settings: Mapping[str, Any]) -> str:

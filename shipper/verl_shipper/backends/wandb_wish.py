@@ -13,6 +13,7 @@ from typing import Any
 from verl_shipper.backends.base import RunInfo
 from verl_shipper.backends.paths import component
 from verl_shipper.backends.road import Road, road_of
+from verl_shipper.backends.sdk import parts
 from verl_shipper.backends.sdk.run_lock import lock_path
 from verl_shipper.backends.wandb_api import RunAddress
 from verl_shipper.backends.wandb_run import Wish
@@ -59,9 +60,7 @@ def entity_of(settings: Mapping[str, Any]) -> str:
 
 def mode_of(settings: Mapping[str, Any]) -> str:
     """`online`, `offline`, or a word that `check` refuses."""
-    given = settings.get("mode")
-    mode = str(os.environ.get("WANDB_MODE", "").strip().lower() or "online" if given is None else given)
-    return MODE_ALIASES.get(mode, mode)
+    return parts.mode_of(settings, "WANDB_MODE", MODE_ALIASES)
 
 
 def _where(run: RunInfo, settings: Mapping[str, Any], address: RunAddress) -> dict[str, Any]:

@@ -41,7 +41,9 @@ class Bench:
         self.ingest.settle()
 
     def add(self, backend: str, **settings: Any) -> None:
-        self.supervisor.add(backend, {"out": str(self.out), **settings})
+        wanted = {name: child.orders for name, child in self.supervisor.children.items()}
+        wanted[backend] = Orders({"out": str(self.out), **settings})
+        self.supervisor.apply(wanted, "WARNING", time.monotonic() + self.skew_s)
 
     def apply(self, *backends: str, **more: Any) -> None:
         wanted = {backend: Orders({"out": str(self.out)}, more) for backend in backends}
@@ -203,7 +205,7 @@ def test_the_lane_of_a_killed_daemon_is_waited_for(
     bench.until(bench.lines, "the first lane is at work")
     second = Supervisor(str(tmp_path / "state"), bench.ingest.spool_dir, "WARNING")
     request.addfinalizer(second.stop)
-    second.add("plug_ok", {"out": str(bench.out)})
+    second.apply({"plug_ok": Orders({"out": str(bench.out)})}, "WARNING", time.monotonic())
     second.watch(time.monotonic())
     child = second.children["plug_ok"]
 

@@ -12,6 +12,7 @@ Must not know: any tracker. Never raises, but for ConfigError from `check_settin
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -110,6 +111,14 @@ def is_part(batch_id: str, of: str) -> bool:
 def rejected(refused: Mapping[int, str]) -> Reject:
     """The refusal of items, by index with their reasons."""
     return Reject("; ".join(list(dict.fromkeys(refused.values()))[:REASONS_SHOWN]), sorted(refused), dict(refused))
+
+
+def mode_of(settings: Mapping[str, Any], variable: str, words: Mapping[str, str]) -> str:
+    """The setting `mode`, else the tracker's own variable, else online, in our `words`; or a word that
+    `check_settings` refuses."""
+    given = settings.get("mode")
+    mode = str(os.environ.get(variable, "").strip().lower() or "online" if given is None else given)
+    return words.get(mode, mode)
 
 
 def check_settings(

@@ -1,4 +1,4 @@
-"""The configuration: what a person may write, what goes before what, and one line with a hint for everything else."""
+"""The configuration: what a person may write, and what goes before what."""
 
 from __future__ import annotations
 
@@ -7,41 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from verl_shipper.config import Config, check_backends, examine_config, load_config
+from support.configs import FILE, load, refused, without_variables
+from verl_shipper.config import Config, load_config
 from verl_shipper.config_keys import NODE_QUOTA_BYTES
 from verl_shipper.errors import ConfigError
 from verl_shipper.policy.wishes import CHOICES, MAY_CHOOSE
 
-FILE = "backends: {file: {dir: ./records}}\n"
-VARIABLES = ("VERL_LOGGER", "VERL_PROJECT", "VERL_EXPERIMENT", "VERL_SHIPPER_TEST_ABSENT", "MLFLOW_TRACKING_URI")
-
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-
-
-def _load(tmp_path: Path, content: str | bytes, *overrides: str, backends: tuple[str, ...] = ()) -> Config:
-    path = tmp_path / "config.yaml"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return load_config(str(path), overrides, backends)
-
-
-def _refused(tmp_path: Path, content: str | bytes, *overrides: str, backends: tuple[str, ...] = ()) -> str:
-    with pytest.raises(ConfigError) as raised:
-        check_backends(_load(tmp_path, content, *overrides, backends=backends))
-    assert raised.value.exit_code == 2
-    assert raised.value.hint, raised.value.line()
-    assert "\n" not in raised.value.line()
-    return raised.value.line()
+    without_variables(monkeypatch)
 
 
 # What may be written
 
 
 def test_a_file_gives_backends_and_places(tmp_path: Path) -> None:
-    found = _load(
+    found = load(
         tmp_path,
         FILE
         + "spool_dir: /s\nstate_dir: /t\nsocket: /x.sock\nadopt: [/a, ~/b]\nnode_quota_bytes: 5\nlog_level: info\n",
@@ -63,14 +45,14 @@ def test_everything_has_a_default() -> None:
 
 
 def test_overrides_go_before_the_file(tmp_path: Path) -> None:
-    found = _load(tmp_path, FILE, "backends.file.dir=/elsewhere", "node_quota_bytes=77")
+    found = load(tmp_path, FILE, "backends.file.dir=/elsewhere", "node_quota_bytes=77")
 
     assert found.backends["file"]["dir"] == "/elsewhere"
     assert found.node_quota_bytes == 77
 
 
 def test_a_plus_in_front_is_what_hydra_wants_for_new_keys(tmp_path: Path) -> None:
-    found = _load(tmp_path, FILE, "+trainer.project_name=p", "++sampling.rank=all")
+    found = load(tmp_path, FILE, "+trainer.project_name=p", "++sampling.rank=all")
 
     assert (found.project, found.sampling["file"]) == ("p", {"rank": "all"})
 
@@ -95,7 +77,7 @@ def test_the_trainers_list_goes_before_sections_unless_we_are_in_it(
 
 
 def test_named_backends_go_before_sections_and_use_them(tmp_path: Path) -> None:
-    found = _load(tmp_path, "backends: {file: {dir: x}, console: {}}", backends=("file", "file"))
+    found = load(tmp_path, "backends: {file: {dir: x}, console: {}}", backends=("file", "file"))
 
     assert found.backends == {"file": {"dir": "x"}}
 
@@ -115,7 +97,7 @@ def test_the_trainers_own_list_names_backends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logger: str, names: list[str]
 ) -> None:
     monkeypatch.delenv("VERL_SHIPPER_TEST_LOGGER", raising=False)
-    found = _load(tmp_path, f"trainer:\n  logger: {logger}\n  steps: 3\nactor_rollout_ref: {{rollout: {{n: 8}}}}\n")
+    found = load(tmp_path, f"trainer:\n  logger: {logger}\n  steps: 3\nactor_rollout_ref: {{rollout: {{n: 8}}}}\n")
 
     assert list(found.backends) == names
 
@@ -123,7 +105,7 @@ def test_the_trainers_own_list_names_backends(
 def test_the_environment_is_read_as_verl_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_SHIPPER_TEST_DIR", "/from/env")
 
-    assert _load(tmp_path, "backends: {file: {dir: '${oc.env:VERL_SHIPPER_TEST_DIR}/x'}}").backends == {
+    assert load(tmp_path, "backends: {file: {dir: '${oc.env:VERL_SHIPPER_TEST_DIR}/x'}}").backends == {
         "file": {"dir": "/from/env/x"}
     }
 
@@ -131,23 +113,23 @@ def test_the_environment_is_read_as_verl_reads_it(tmp_path: Path, monkeypatch: p
 def test_keys_may_refer_to_each_other(tmp_path: Path) -> None:
     content = "trainer: {project_name: p}\nbackends: {file: {dir: '/data/${trainer.project_name}'}}\n"
 
-    assert _load(tmp_path, content).backends["file"]["dir"] == "/data/p"
+    assert load(tmp_path, content).backends["file"]["dir"] == "/data/p"
 
 
 def test_what_only_the_trainer_can_resolve_is_left_to_it(tmp_path: Path) -> None:
     content = FILE + "trainer: {default_local_dir: '${data.nowhere}', other: '${x'}\n"
 
-    assert list(_load(tmp_path, content).backends) == ["file"]
+    assert list(load(tmp_path, content).backends) == ["file"]
 
 
 def test_a_backend_may_be_switched_off(tmp_path: Path) -> None:
-    found = _load(tmp_path, "backends: {file: {dir: x, enabled: off}, console: {enabled: true}}")
+    found = load(tmp_path, "backends: {file: {dir: x, enabled: off}, console: {enabled: true}}")
 
     assert found.backends == {"console": {}}
 
 
 def test_an_empty_file_is_none(tmp_path: Path) -> None:
-    assert _load(tmp_path, "", backends=("console",)).backends == {"console": {}}
+    assert load(tmp_path, "", backends=("console",)).backends == {"console": {}}
 
 
 def test_parts_may_be_written_once_and_used_twice(tmp_path: Path) -> None:
@@ -156,7 +138,7 @@ def test_parts_may_be_written_once_and_used_twice(tmp_path: Path) -> None:
     )
     content += "sampling: {traces: {<<: {rate: 0.5}, max_length: 3}}\n"
 
-    found = _load(tmp_path, content)
+    found = load(tmp_path, content)
 
     assert found.sampling["file"] == {"log_frequency": 10, "rank": "all", "traces": {"rate": 0.5, "max_length": 3}}
     assert found.sampling["console"] == found.sampling["file"]
@@ -170,35 +152,35 @@ def test_parts_may_be_written_once_and_used_twice(tmp_path: Path) -> None:
     [("no", "no"), ("007", "007"), ("on", "on"), ("1e-3", "1e-3"), ("2026-01-01", "2026-01-01"), ("'a: b'", "a: b")],
 )
 def test_a_text_is_what_was_typed(tmp_path: Path, written: str, names: str) -> None:
-    assert _load(tmp_path, FILE + f"trainer: {{experiment_name: {written}}}").experiment == names
-    assert _load(tmp_path, FILE, f"trainer.experiment_name={written}").experiment == names
+    assert load(tmp_path, FILE + f"trainer: {{experiment_name: {written}}}").experiment == names
+    assert load(tmp_path, FILE, f"trainer.experiment_name={written}").experiment == names
 
 
 @pytest.mark.parametrize("spelled", ["10", "'10'", "1e1", "010", "10.0", "${oc.env:VERL_SHIPPER_TEST_TEN}"])
 def test_a_number_may_be_spelled_in_many_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str) -> None:
     monkeypatch.setenv("VERL_SHIPPER_TEST_TEN", "10")
 
-    found = _load(tmp_path, FILE + f"sampling:\n  log_frequency: {spelled}\n  rank_timeout_s: {spelled}\n")
+    found = load(tmp_path, FILE + f"sampling:\n  log_frequency: {spelled}\n  rank_timeout_s: {spelled}\n")
 
     assert found.sampling["file"] == {"log_frequency": 10, "rank_timeout_s": 10.0}
-    assert _load(tmp_path, FILE, f"sampling.log_frequency={spelled}").sampling["file"] == {"log_frequency": 10}
+    assert load(tmp_path, FILE, f"sampling.log_frequency={spelled}").sampling["file"] == {"log_frequency": 10}
 
 
 @pytest.mark.parametrize(
     ("spelled", "is_on"), [("on", True), ("'yes'", True), ("1", True), ("off", False), ("No", False)]
 )
 def test_a_switch_may_be_spelled_in_many_ways(tmp_path: Path, spelled: str, is_on: bool) -> None:
-    assert _load(tmp_path, f"backends: {{wandb: {{save_code: {spelled}}}}}").backends["wandb"]["save_code"] is is_on
+    assert load(tmp_path, f"backends: {{wandb: {{save_code: {spelled}}}}}").backends["wandb"]["save_code"] is is_on
 
 
 @pytest.mark.parametrize("spelled", ["1:30", ".inf", ".nan", "0x10", "[10]", "yes", "''' '''"])
 def test_what_is_no_number_is_refused(tmp_path: Path, spelled: str) -> None:
-    assert "rank_timeout_s" in _refused(tmp_path, FILE + f"sampling: {{rank_timeout_s: {spelled}}}")
+    assert "rank_timeout_s" in refused(tmp_path, FILE + f"sampling: {{rank_timeout_s: {spelled}}}")
 
 
 @pytest.mark.parametrize("spelled", ["'actor/*,critic/*'", "[actor/*, critic/*]", '\'["actor/*", "critic/*"]\''])
 def test_patterns_may_be_a_list_or_a_text_with_commas(tmp_path: Path, spelled: str) -> None:
-    found = _load(tmp_path, FILE + f"sampling: {{include: {spelled}, exclude: perf/*}}")
+    found = load(tmp_path, FILE + f"sampling: {{include: {spelled}, exclude: perf/*}}")
 
     assert found.sampling["file"] == {"include": ["actor/*", "critic/*"], "exclude": ["perf/*"]}
 
@@ -206,8 +188,8 @@ def test_patterns_may_be_a_list_or_a_text_with_commas(tmp_path: Path, spelled: s
 def test_a_frequency_may_be_said_by_pattern(tmp_path: Path) -> None:
     content = FILE + "sampling: {log_frequency: {'*': 100, actor/*: '10'}}"
 
-    assert _load(tmp_path, content).sampling["file"] == {"log_frequency": {"*": 100, "actor/*": 10}}
-    found = _load(tmp_path, content, "sampling.log_frequency.actor.x/*=3")
+    assert load(tmp_path, content).sampling["file"] == {"log_frequency": {"*": 100, "actor/*": 10}}
+    found = load(tmp_path, content, "sampling.log_frequency.actor.x/*=3")
     assert found.sampling["file"] == {"log_frequency": {"*": 100, "actor/*": 10, "actor.x/*": 3}}
 
 
@@ -224,7 +206,7 @@ def test_a_frequency_may_be_said_by_pattern(tmp_path: Path) -> None:
     ],
 )
 def test_an_operator_says_what_a_run_may_choose(tmp_path: Path, spelled: str, names: tuple[str, ...]) -> None:
-    assert _load(tmp_path, FILE + f"sampling: {{run_may_choose: {spelled}}}").run_may_choose == names
+    assert load(tmp_path, FILE + f"sampling: {{run_may_choose: {spelled}}}").run_may_choose == names
 
 
 # What goes before what
@@ -238,7 +220,7 @@ def test_the_narrower_section_goes_before_the_wider_and_ours_before_the_trainers
         "actor_rollout_ref: {rollout: {trace: {max_length: 50, include_prompt: no}}}\n"
     )
 
-    found = _load(tmp_path, content).sampling
+    found = load(tmp_path, content).sampling
 
     assert found["console"]["log_frequency"] == 2
     assert found["file"]["log_frequency"] == 3
@@ -250,16 +232,16 @@ def test_the_narrower_section_goes_before_the_wider_and_ours_before_the_trainers
 def test_the_command_line_goes_before_the_whole_file(tmp_path: Path, key: str) -> None:
     content = "backends: {console: {sampling: {log_frequency: 2}}}\nsampling: {log_frequency: 3}\n"
 
-    assert _load(tmp_path, content, f"{key}.log_frequency=9").sampling["console"] == {"log_frequency": 9}
+    assert load(tmp_path, content, f"{key}.log_frequency=9").sampling["console"] == {"log_frequency": 9}
 
 
 def test_no_samples_in_a_trainers_section_says_nothing_since_verl_has_it_by_default(tmp_path: Path) -> None:
-    assert _load(tmp_path, FILE + "trainer: {log_val_generations: 0}").sampling == {"file": {}}
-    assert _load(tmp_path, FILE + "sampling: {log_val_generations: 0}").sampling["file"] == {"log_val_generations": 0}
+    assert load(tmp_path, FILE + "trainer: {log_val_generations: 0}").sampling == {"file": {}}
+    assert load(tmp_path, FILE + "sampling: {log_val_generations: 0}").sampling["file"] == {"log_val_generations": 0}
 
 
 def test_what_nobody_gave_is_not_there(tmp_path: Path) -> None:
-    assert _load(tmp_path, FILE + "sampling: {rank: null, traces: {rate: }}").sampling == {"file": {}}
+    assert load(tmp_path, FILE + "sampling: {rank: null, traces: {rate: }}").sampling == {"file": {}}
 
 
 def test_everything_a_lane_is_told_survives_json(tmp_path: Path) -> None:
@@ -267,7 +249,7 @@ def test_everything_a_lane_is_told_survives_json(tmp_path: Path) -> None:
         "backends: {wandb: {tags: [2024, no], settle_s: 1e0}}\n"
         "sampling: {log_frequency: {'*': 2}, include: [a], traces: {rate: 1}}\n"
     )
-    found = _load(tmp_path, content)
+    found = load(tmp_path, content)
 
     told = [found.backends, found.sampling, list(found.run_may_choose), found.project]
     assert json.loads(json.dumps(told)) == told
@@ -277,8 +259,8 @@ def test_everything_a_lane_is_told_survives_json(tmp_path: Path) -> None:
 def test_the_environment_names_backends_when_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_LOGGER", "console,shipper,wandb")
     assert list(load_config().backends) == ["console", "wandb"]
-    assert list(_load(tmp_path, "trainer: {logger: [console]}").backends) == ["console"]
-    assert list(_load(tmp_path, FILE).backends) == ["file"]
+    assert list(load(tmp_path, "trainer: {logger: [console]}").backends) == ["console"]
+    assert list(load(tmp_path, FILE).backends) == ["file"]
     assert list(load_config(None, (), ("swanlab",)).backends) == ["swanlab"]
 
     monkeypatch.setenv("VERL_LOGGER", "console,wnadb")
@@ -292,179 +274,6 @@ def test_the_environment_names_project_and_experiment_when_nothing_else_does(
     monkeypatch.setenv("VERL_PROJECT", "from-env")
     monkeypatch.setenv("VERL_EXPERIMENT", "e")
 
-    found = _load(tmp_path, FILE)
+    found = load(tmp_path, FILE)
     assert (found.project, found.experiment) == ("from-env", "e")
-    assert _load(tmp_path, FILE + "trainer: {project_name: p}").project == "p"
-
-
-# What may not
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "no backend"),
-        ("backend: {}", "did you mean backends"),
-        ("zzz: 1", "known keys"),
-        ("1: 2", "unknown key '1'"),
-        ("null: 2", "key"),
-        ("just words", "not a map"),
-        ("[1, 2]", "not a map"),
-        ("backends: [", "config.yaml:1"),
-        ("backends: {file: {dir: ${oc.env:X}}}", "quotes around ${…}"),
-        ("a:\n b: c: d", "config.yaml:2"),
-        ("\x00", "YAML"),
-        (b"\xff\xfe", "YAML"),
-        ("backends: {file: !!python/object:os.system {}}", "YAML"),
-        ("backends: [file]", "not a map of names"),
-        ("backends: file", "not a map of names"),
-        ("backends: {file: [1]}", "backends.file"),
-        ("backends: {file: true}", "backends.file"),
-        ("backends: {fiel: {dir: x}}", "config.yaml:1]; did you mean 'file'"),
-        ("backends: {oracle9: {}}", "known backends"),
-        ("backends: {file: {}}", "backends.file.dir"),
-        ("backends: {file: {dri: x}}", "did you mean backends.file.dir?"),
-        ("backends: {file: {dir: '???'}}", "no value"),
-        ("backends: &a {file: *a}", "holds itself"),
-        ("backends: {file: {dir: 2026-01-01}}", "2026-01-01, not a path"),
-        ("backends: {file: {dir: '${oc.env:VERL_SHIPPER_TEST_ABSENT}'}}", "VERL_SHIPPER_TEST_ABSENT is not set"),
-        ("backends.file.dir: x", "sections"),
-        ("? [a, b]\n: 1\n", "unknown key"),
-        ("trainer: {logger: 5}", "trainer.logger"),
-        ("trainer: {logger: {console: 1}}", "trainer.logger"),
-        ("trainer: {logger: [null]}", "unknown backend"),
-        ("trainer: {logger: [console, tensorbord]}", "known backends"),
-        ("trainer: 5", "not a map"),
-        (FILE + "trainer: {wandb: 5}", "not a map"),
-        (FILE + "log_level: loud", "'loud'"),
-        (FILE + "spool_dir: [1]", "spool_dir"),
-        (FILE + "state_dir: 5", "state_dir"),
-        (FILE + "adopt: {a: 1}", "adopt"),
-        (FILE + "adopt: [1]", "adopt"),
-        (FILE + "node_quota_bytes: 10GiB", "node_quota_bytes"),
-        (FILE + "node_quota_bytes: 0", "node_quota_bytes"),
-        (FILE + "node_quota_bytes: true", "node_quota_bytes"),
-    ],
-)
-def test_a_file_that_cannot_work_is_one_line_with_a_hint(tmp_path: Path, content: str | bytes, words: str) -> None:
-    assert words in _refused(tmp_path, content)
-
-
-@pytest.mark.parametrize(
-    ("lines", "line", "words"),
-    [
-        ("sampling:\n  log_freqency: 3", 3, "did you mean sampling.log_frequency?"),
-        ("sampling:\n  log_frequency: 0", 3, "1 or more"),
-        ("sampling:\n  log_frequency: {'a': x}", 3, "whole number"),
-        ("sampling:\n  traces:\n    rate: 1.5", 4, "0 to 1"),
-        ("sampling:\n  traces:\n    rat: 1", 4, "did you mean sampling.traces.rate?"),
-        ("sampling:\n  log_mode: median", 3, "last, mean, min, max"),
-        ("sampling:\n  rank: on", 3, "rank0, all"),
-        ("sampling:\n  log_val_generations: -1", 3, "`sampling.log_val_generations` is -1"),
-        ("sampling:\n  run_may_choose: [logger, foo]", 3, "foo"),
-        ("sampling:\n  include: {a: b}", 3, "list of patterns"),
-        ("sampling: 5", 2, "not a map"),
-        ("max_length: 5", 2, "did you mean sampling.traces.max_length?"),
-        ("trainer:\n  project_name: p\n  projet_name: x", 4, "did you mean trainer.project_name?"),
-        ("trainer:\n  log_freq: 10", 3, "did you mean trainer.log_frequency?"),
-        ("trainer:\n  wandb:\n    save_cod: no", 4, "did you mean trainer.wandb.save_code?"),
-        ("trainer:\n  log_frequency: often", 3, "`trainer.log_frequency` is 'often'"),
-        ("actor_rollout_ref:\n  rollout:\n    trace:\n      max_lenght: 5", 5, "trace.max_length?"),
-    ],
-)
-def test_a_mistake_is_told_with_its_line_and_the_nearest_name(
-    tmp_path: Path, lines: str, line: int, words: str
-) -> None:
-    told = _refused(tmp_path, FILE + lines)
-
-    assert f"config.yaml:{line}" in told
-    assert words in told
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("backends.wandb.log_frequency", "backends.wandb.sampling.log_frequency"),
-        ("backends.wandb.traces.rate", "backends.wandb.sampling.traces"),
-        ("backends.wandb.sampling.max_length", "backends.wandb.sampling.traces.max_length"),
-        ("backends.file.sampling.run_may_choose", "sampling.run_may_choose"),
-        ("backends.wandb.api_key", "backends.wandb.api_key_file"),
-        ("sampling.enabled", "sampling.traces.enabled"),
-        ("log_frequency", "sampling.log_frequency"),
-        ("logger", "trainer.logger"),
-    ],
-)
-def test_the_right_name_in_the_wrong_place_is_recognised(tmp_path: Path, written: str, meant: str) -> None:
-    assert f"did you mean {meant}?" in _refused(tmp_path, FILE, f"{written}=1", backends=("file",))
-
-
-def test_a_key_that_stands_twice_is_told_with_both_lines(tmp_path: Path) -> None:
-    told = _refused(tmp_path, "backends:\n  file: {dir: a}\n  console: {}\n  file: {dir: b}\n")
-
-    assert "'file' stands twice, in lines 2 and 4" in told
-    assert "config.yaml:4" in told
-
-
-def test_all_mistakes_are_found_and_the_first_is_raised(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("backends: {file: {dri: x}}\nlog_level: loud\nzzz: 1\nsampling: {rank: x}\n")
-
-    _, problems = examine_config(str(path), ["node_quota_bytes=-1"], [])
-
-    told = [problem.line() for problem in problems]
-    assert [word in line for word, line in zip(("dri", "log_level", "zzz", "rank", "quota"), told, strict=True)] == [
-        True
-    ] * 5
-    assert _refused(tmp_path, path.read_text()) == told[0]
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("x", "KEY=VALUE"),
-        ("=x", "KEY=VALUE"),
-        ("  =x", "KEY=VALUE"),
-        ("a..b=x", "KEY=VALUE"),
-        ("backends=foo", "not a map"),
-        ("backends.file.dir=[", "--set backends.file.dir=["),
-        ("backends.file.dir={a", "--set backends.file.dir={a"),
-        ("backends[=1", "did you mean backends?"),
-        ("backends.file.dir=${oc.env:VERL_SHIPPER_TEST_ABSENT}", "VERL_SHIPPER_TEST_ABSENT"),
-        ("backends.file.dir=${nothing}", "nothing"),
-        ("backends.file.dir=${x", "resolved"),
-        ("backends.file.dir=???", "no value"),
-        ("backends.file=null", "backends.file.dir"),
-        ("backends.file.dir.x=1", "not a path"),
-        ("sampling.traces.rate=2", "[--set sampling.traces.rate=2]"),
-    ],
-)
-def test_an_override_that_cannot_work_is_one_line_with_a_hint(tmp_path: Path, override: str, words: str) -> None:
-    assert words in _refused(tmp_path, FILE, override)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"), [("fiel", "mean 'file'?"), ("FILE", "mean 'file'?"), ("", "known"), ("shipper", "known")]
-)
-def test_a_name_that_is_no_backend_is_told_with_the_nearest(tmp_path: Path, name: str, words: str) -> None:
-    assert words in _refused(tmp_path, FILE, backends=(name,))
-
-
-def test_a_file_that_is_not_there_or_no_file_is_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent.yaml", tmp_path):
-        with pytest.raises(ConfigError) as raised:
-            load_config(str(path))
-        assert str(path) in raised.value.line()
-        assert raised.value.hint
-
-
-def test_what_a_backend_has_against_its_settings_is_told_with_the_line(tmp_path: Path) -> None:
-    told = _refused(tmp_path, "backends:\n  mlflow:\n    tracking_uri: /a/folder\n")
-
-    assert "config.yaml:3: backends.mlflow.tracking_uri" in told
-
-
-@pytest.mark.parametrize(
-    "override", ["backends.wandb.api_key=very-secret", "backends.mlflow.tracking_uri=ftp://u:very-secret@x"]
-)
-def test_a_message_shows_no_secret(tmp_path: Path, override: str) -> None:
-    assert "very-secret" not in _refused(tmp_path, "", override)
+    assert load(tmp_path, FILE + "trainer: {project_name: p}").project == "p"

@@ -4,118 +4,81 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.samples import metrics, part, record, span
-from unit.shipper.scripted import BACKEND, Bench, ScriptedBackend, Tracker, with_limits
+from unit.shipper.sampled import MakeBench, benches, delivered, log, log_steps, order_of, shown_steps, start
+from unit.shipper.scripted import BACKEND, Bench, ScriptedBackend, Tracker
 from verl_shipper.backends.base import Outcome, Park
-from verl_shipper.lane_intake import Order
 from verl_shipper.lane_store import LaneStore
-from verl_shipper.policy.wishes import LOGGER, MAY_CHOOSE
-from verl_shipper_spool.frame import encode
+from verl_shipper.policy.wishes import LOGGER
 from verl_shipper_spool.header import BULK
-from verl_shipper_spool.record import Record, RecordKind, decode_record, encode_record
+from verl_shipper_spool.record import RecordKind
 from verl_shipper_spool.redact import REDACTED
 from verl_shipper_spool.segment import list_segments
 
 FINISH = record(RecordKind.RUN_FINISH, {"exit_code": 0})
-MakeBench = Callable[..., Bench]
-
-
-def _order(may_choose: tuple[str, ...] = MAY_CHOOSE, release_idle_s: float | None = None, **given: Any) -> Order:
-    return Order(BACKEND, given, may_choose, (BACKEND, "other"), release_idle_s)
-
-
-def _start(**trainer: Any) -> Record:
-    return record(RecordKind.RUN_START, {"config": {"trainer": trainer}})
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[MakeBench]:
-    made: list[Bench] = []
-
-    def new(order: Order | None = None, tracker: Tracker | None = None, **limits: Any) -> Bench:
-        made.append(Bench(tmp_path / f"state{len(made)}", tracker, with_limits(**limits), order))
-        return made[-1]
-
-    yield new
-    for bench in made:
-        bench.close()
-
-
-def _log(bench: Bench, stream: str, *records: Record) -> None:
-    first = bench._next[stream]
-    bench.put(stream, b"".join(encode(encode_record(each), first + index) for index, each in enumerate(records)))
-    bench._next[stream] = first + len(records)
-
-
-def _steps(bench: Bench, stream: str, *steps: int) -> None:
-    _log(bench, stream, *(metrics(step, {"train/loss": step}) for step in steps))
-
-
-def _delivered(bench: Bench, stream: str) -> list[Record]:
-    """What the tracker has of a stream, in the order of arrival."""
-    return [decode_record(bench.tracker.kept[stream, number]) for number in bench.tracker.numbers(stream)]
-
-
-def _shown(bench: Bench, stream: str) -> list[int | None]:
-    return [each.step for each in _delivered(bench, stream) if each.kind is RecordKind.METRICS]
+    with benches(tmp_path) as new:
+        yield new
 
 
 # What is held back
 
 
 def test_the_last_step_is_delivered_when_the_run_finishes(make: MakeBench) -> None:
-    bench = make(_order(log_frequency=10))
+    bench = make(order_of(log_frequency=10))
     stream = bench.stream()
-    _steps(bench, stream, *range(1, 96))
+    log_steps(bench, stream, *range(1, 96))
     bench.tick(30)
-    assert _shown(bench, stream) == [1, *range(10, 100, 10)]
+    assert shown_steps(bench, stream) == [1, *range(10, 100, 10)]
     assert bench.account().pending == 1
 
-    _log(bench, stream, FINISH)
+    log(bench, stream, FINISH)
     bench.until_quiet()
 
-    assert _shown(bench, stream) == [1, *range(10, 100, 10), 95]
+    assert shown_steps(bench, stream) == [1, *range(10, 100, 10), 95]
     assert bench.account().sampled_out == 95 - 11
     assert bench.account().sampled == {"log_frequency": 84}
 
 
 def test_the_last_step_is_delivered_when_the_writer_has_died(make: MakeBench) -> None:
-    bench = make(_order(log_frequency=10))
+    bench = make(order_of(log_frequency=10))
     stream = bench.stream()
-    _steps(bench, stream, 1, 2, 3)
+    log_steps(bench, stream, 1, 2, 3)
     bench.tick(5)
 
     bench.ingest.seal(stream, [])
     bench.until_quiet()
 
-    assert _shown(bench, stream) == [1, 3]
+    assert shown_steps(bench, stream) == [1, 3]
 
 
 def test_the_last_step_of_a_silent_run_is_let_go_after_a_time(make: MakeBench) -> None:
-    bench = make(_order(log_frequency=10, release_idle_s=60.0))
+    bench = make(order_of(log_frequency=10, release_idle_s=60.0))
     stream = bench.stream()
-    _steps(bench, stream, 1, 2, 3)
+    log_steps(bench, stream, 1, 2, 3)
     bench.tick(20, by_s=2.0)
-    assert _shown(bench, stream) == [1]
+    assert shown_steps(bench, stream) == [1]
 
     bench.tick(20, by_s=2.0)
-    assert _shown(bench, stream) == [1, 3]
+    assert shown_steps(bench, stream) == [1, 3]
 
-    _steps(bench, stream, 3, 4, 5)
+    log_steps(bench, stream, 3, 4, 5)
     bench.tick(10, by_s=2.0)
-    assert _shown(bench, stream) == [1, 3, 3]
+    assert shown_steps(bench, stream) == [1, 3, 3]
 
 
 def test_a_held_step_costs_no_turns(make: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = make(_order(log_frequency=10))
+    bench = make(order_of(log_frequency=10))
     stream = bench.stream()
-    _steps(bench, stream, 1, 2)
+    log_steps(bench, stream, 1, 2)
     bench.tick(10)
     seals: list[str] = []
     monkeypatch.setattr(bench.lane._store, "seal", lambda run_id, *_: seals.append(run_id))
@@ -126,9 +89,9 @@ def test_a_held_step_costs_no_turns(make: MakeBench, monkeypatch: pytest.MonkeyP
 
 
 def test_segments_that_hold_what_waits_are_not_reclaimed(make: MakeBench) -> None:
-    bench = make(_order(log_frequency=100))
+    bench = make(order_of(log_frequency=100))
     stream = bench.stream()
-    _steps(bench, stream, 1, 2)
+    log_steps(bench, stream, 1, 2)
     bench.tick(10)
     store = LaneStore(bench.store_path)
     cursor = store.cursors()[stream]
@@ -140,17 +103,17 @@ def test_segments_that_hold_what_waits_are_not_reclaimed(make: MakeBench) -> Non
     bench.crash()
     bench.ingest.seal(stream, [])
     bench.until_quiet()
-    assert _shown(bench, stream) == [1, 2]
+    assert shown_steps(bench, stream) == [1, 2]
 
 
 def test_a_batch_in_the_outbox_stays_as_it_was_when_the_order_changes(make: MakeBench) -> None:
-    bench = make(_order(log_frequency=2, log_mode="mean"), Tracker(answer=lambda _batch: Park("away")))
+    bench = make(order_of(log_frequency=2, log_mode="mean"), Tracker(answer=lambda _batch: Park("away")))
     stream = bench.stream()
-    _steps(bench, stream, 1, 2, 3, 4, 5)
+    log_steps(bench, stream, 1, 2, 3, 4, 5)
     bench.tick(5)
     waiting = bench.tracker.requests[0].items
 
-    bench.order = _order(exclude=["*"])
+    bench.order = order_of(exclude=["*"])
     bench.tracker.answer = Tracker().answer
     bench.crash()
     bench.tick(10)
@@ -158,15 +121,15 @@ def test_a_batch_in_the_outbox_stays_as_it_was_when_the_order_changes(make: Make
     again = bench.tracker.requests[-1].items
     assert [item.payload for item in again] == [item.payload for item in waiting]
     assert bench.tracker.requests[-1].batch_id == bench.tracker.requests[0].batch_id
-    assert [each.body for each in _delivered(bench, stream)] == [
+    assert [each.body for each in delivered(bench, stream)] == [
         *({"train/loss": 1}, {"train/loss": 1.5}, {"train/loss": 3.5}),
     ]
 
 
 def test_values_that_were_taken_out_are_counted(make: MakeBench) -> None:
-    bench = make(_order(exclude=["b*"]))
+    bench = make(order_of(exclude=["b*"]))
     stream = bench.stream()
-    _log(bench, stream, metrics(1, {"a": 1, "b": {"x": 1, "y": 2}}), metrics(2, {"b": {"x": 1}}))
+    log(bench, stream, metrics(1, {"a": 1, "b": {"x": 1, "y": 2}}), metrics(2, {"b": {"x": 1}}))
 
     bench.until_quiet()
 
@@ -181,11 +144,11 @@ def _big_parts(bench: Bench, stream: str, count: int, size_bytes: int) -> None:
     for number in range(count):
         each = part(1, [f"{number} a", f"{number} b"], number, count)
         each.body["rows"][0][1] = each.body["rows"][1][1] = "x" * (size_bytes // 2)
-        _log(bench, stream, each)
+        log(bench, stream, each)
 
 
 def test_of_a_large_table_some_rows_are_kept_in_little_memory(make: MakeBench) -> None:
-    bench = make(_order(log_val_generations=3), bytes_max=8 * 1024 * 1024)
+    bench = make(order_of(log_val_generations=3), bytes_max=8 * 1024 * 1024)
     stream = bench.stream(stream_class=BULK)
     _big_parts(bench, stream, 80, 1_000_000)
 
@@ -194,7 +157,7 @@ def test_of_a_large_table_some_rows_are_kept_in_little_memory(make: MakeBench) -
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    parts = _delivered(bench, stream)
+    parts = delivered(bench, stream)
     assert sum(len(each.body["rows"]) for each in parts) == 3
     assert [(each.body["part"], each.body["parts"]) for each in parts] == [(n, len(parts)) for n in range(len(parts))]
     assert bench.account().sampled == {"log_val_generations": 80 - len(parts)}
@@ -202,9 +165,9 @@ def test_of_a_large_table_some_rows_are_kept_in_little_memory(make: MakeBench) -
 
 
 def test_a_part_whose_bytes_are_damaged_meanwhile_is_counted(make: MakeBench) -> None:
-    bench = make(_order(log_val_generations=9))
+    bench = make(order_of(log_val_generations=9))
     stream = bench.stream(stream_class=BULK)
-    _log(bench, stream, part(1, "ab", 0, 2))
+    log(bench, stream, part(1, "ab", 0, 2))
     bench.tick(3)
     folder = os.path.join(bench.ingest.spool_dir, stream)
     (segment,) = list_segments(bench.ingest.streams[stream].files, folder)
@@ -212,35 +175,35 @@ def test_a_part_whose_bytes_are_damaged_meanwhile_is_counted(make: MakeBench) ->
         file.seek(40)
         file.write(b"????")
 
-    _log(bench, stream, part(1, "cd", 1, 2))
+    log(bench, stream, part(1, "cd", 1, 2))
     bench.until_quiet()
 
-    assert [row[0] for each in _delivered(bench, stream) for row in each.body["rows"]] == ["c", "d"]
+    assert [row[0] for each in delivered(bench, stream) for row in each.body["rows"]] == ["c", "d"]
     assert bench.account().dropped == {"unreadable": 1}
 
 
 def test_a_table_that_waits_is_read_again_after_a_crash(make: MakeBench) -> None:
-    bench = make(_order(log_val_generations=2))
+    bench = make(order_of(log_val_generations=2))
     stream = bench.stream(stream_class=BULK)
-    _log(bench, stream, part(1, "abc", 0, 2))
+    log(bench, stream, part(1, "abc", 0, 2))
     bench.tick(3)
 
     bench.crash()
-    _log(bench, stream, part(1, "def", 1, 2))
+    log(bench, stream, part(1, "def", 1, 2))
     bench.until_quiet()
 
-    assert sum(len(each.body["rows"]) for each in _delivered(bench, stream)) == 2
+    assert sum(len(each.body["rows"]) for each in delivered(bench, stream)) == 2
 
 
 # Wishes
 
 
 def test_a_backend_that_a_run_does_not_want_is_never_opened(make: MakeBench) -> None:
-    bench = make(_order((LOGGER,)))
+    bench = make(order_of((LOGGER,)))
     scalars = bench.stream(writer_id="a" * 32)
     bulk = bench.stream(writer_id="a" * 32, stream_class=BULK)
-    _log(bench, scalars, _start(logger=["console"]), metrics(1, a=1), FINISH)
-    _log(bench, bulk, part(1, "abc"), span(1, 1))
+    log(bench, scalars, start(logger=["console"]), metrics(1, a=1), FINISH)
+    log(bench, bulk, part(1, "abc"), span(1, 1))
 
     bench.until_quiet()
 
@@ -249,9 +212,9 @@ def test_a_backend_that_a_run_does_not_want_is_never_opened(make: MakeBench) -> 
 
 
 def test_a_backend_that_one_writer_wants_is_opened_first(make: MakeBench) -> None:
-    bench = make(_order((LOGGER,)))
+    bench = make(order_of((LOGGER,)))
     for index, logger in enumerate((BACKEND, "console")):
-        _log(bench, bench.stream(writer_id=f"{index:032x}"), _start(logger=[logger]), metrics(1, a=1))
+        log(bench, bench.stream(writer_id=f"{index:032x}"), start(logger=[logger]), metrics(1, a=1))
 
     bench.until_quiet()
 
@@ -261,69 +224,69 @@ def test_a_backend_that_one_writer_wants_is_opened_first(make: MakeBench) -> Non
 
 
 def test_what_a_run_asks_for_counts_for_its_other_stream_whatever_comes_first(make: MakeBench) -> None:
-    bench = make(_order())
+    bench = make(order_of())
     bulk = bench.stream(writer_id="a" * 32, stream_class=BULK)
     scalars = bench.stream(writer_id="a" * 32)
-    _log(bench, bulk, part(1, "abcde"))
+    log(bench, bulk, part(1, "abcde"))
     bench.tick(5)
-    assert _delivered(bench, bulk) == []
+    assert delivered(bench, bulk) == []
 
-    _log(bench, scalars, _start(log_val_generations=2))
+    log(bench, scalars, start(log_val_generations=2))
     bench.until_quiet()
 
-    assert len(_delivered(bench, bulk)[0].body["rows"]) == 2
+    assert len(delivered(bench, bulk)[0].body["rows"]) == 2
 
 
 def test_a_writer_whose_first_record_never_comes_is_not_waited_for_for_ever(make: MakeBench) -> None:
-    bench = make(_order())
+    bench = make(order_of())
     bulk = bench.stream(writer_id="a" * 32, stream_class=BULK)
     bench.stream(writer_id="a" * 32)
-    _log(bench, bulk, part(1, "abcde"))
+    log(bench, bulk, part(1, "abcde"))
 
     bench.tick(20, by_s=3.0)
 
-    assert len(_delivered(bench, bulk)) == 1
+    assert len(delivered(bench, bulk)) == 1
 
 
 def test_a_first_record_that_is_damaged_costs_only_its_wishes(make: MakeBench) -> None:
-    bench = make(_order())
+    bench = make(order_of())
     scalars = bench.stream(writer_id="a" * 32)
     bulk = bench.stream(writer_id="a" * 32, stream_class=BULK)
     bench.put(scalars, b"\xf5vs\x01 broken")
     bench._next[scalars] = 1
-    _steps(bench, scalars, 1, 2)
-    _log(bench, bulk, part(1, "abcde"))
+    log_steps(bench, scalars, 1, 2)
+    log(bench, bulk, part(1, "abcde"))
 
     bench.until_quiet()
 
-    assert _shown(bench, scalars) == [1, 2]
-    assert len(_delivered(bench, bulk)[0].body["rows"]) == 5
+    assert shown_steps(bench, scalars) == [1, 2]
+    assert len(delivered(bench, bulk)[0].body["rows"]) == 5
 
 
 def test_workers_without_a_configuration_follow_their_run(make: MakeBench) -> None:
-    bench = make(_order())
-    _log(bench, bench.stream(writer_id="a" * 32), _start(log_val_generations=2))
+    bench = make(order_of())
+    log(bench, bench.stream(writer_id="a" * 32), start(log_val_generations=2))
     bench.until_quiet()
 
     worker = bench.stream(writer_id="b" * 32, stream_class=BULK)
-    _log(bench, worker, part(1, "abcde"))
+    log(bench, worker, part(1, "abcde"))
     bench.crash()
     bench.until_quiet()
 
-    assert len(_delivered(bench, worker)[0].body["rows"]) == 2
+    assert len(delivered(bench, worker)[0].body["rows"]) == 2
 
 
 def test_writers_of_a_run_have_their_own_wishes(make: MakeBench) -> None:
-    bench = make(_order())
+    bench = make(order_of())
     streams = []
     for index, every in enumerate((2, 4)):
         streams.append(bench.stream(writer_id=f"{index:032x}"))
-        _log(bench, streams[-1], _start(log_frequency=every))
-        _steps(bench, streams[-1], *range(9))
+        log(bench, streams[-1], start(log_frequency=every))
+        log_steps(bench, streams[-1], *range(9))
 
     bench.until_quiet()
 
-    assert [_shown(bench, stream) for stream in streams] == [[0, 2, 4, 6, 8], [0, 4, 8]]
+    assert [shown_steps(bench, stream) for stream in streams] == [[0, 2, 4, 6, 8], [0, 4, 8]]
 
 
 @pytest.mark.parametrize(
@@ -348,8 +311,8 @@ def test_a_proxy_that_a_run_asks_for_is_used_where_it_may_choose_one(
             seen.append(self.settings.get("wandb_proxy"))
             return super().open()
 
-    bench = Bench(tmp_path, backend=Proxied, order=_order(may_choose), settings=given)
-    _log(bench, bench.stream(), _start(wandb_proxy=asked))
+    bench = Bench(tmp_path, backend=Proxied, order=order_of(may_choose), settings=given)
+    log(bench, bench.stream(), start(wandb_proxy=asked))
     bench.until_quiet()
     bench.close()
 
@@ -357,115 +320,11 @@ def test_a_proxy_that_a_run_asks_for_is_used_where_it_may_choose_one(
 
 
 def test_what_the_operator_set_stands(make: MakeBench) -> None:
-    bench = make(_order(log_frequency=4))
+    bench = make(order_of(log_frequency=4))
     stream = bench.stream()
-    _log(bench, stream, _start(log_frequency=2))
-    _steps(bench, stream, *range(9))
+    log(bench, stream, start(log_frequency=2))
+    log_steps(bench, stream, *range(9))
 
     bench.until_quiet()
 
-    assert _shown(bench, stream) == [0, 4, 8]
-
-
-# Ranks
-
-
-def _ranks(bench: Bench, count: int = 2, created_ns: int = 1) -> list[str]:
-    return [bench.stream(rank=rank, world=count, created_ns=created_ns) for rank in range(count)]
-
-
-def test_ranks_are_told_apart_by_a_suffix(make: MakeBench) -> None:
-    bench = make(_order(rank="all"))
-    streams = _ranks(bench)
-    for stream in streams:
-        _steps(bench, stream, 1)
-
-    bench.until_quiet()
-
-    assert [_delivered(bench, stream)[0].body for stream in streams] == [
-        {f"train/loss/rank{rank}": 1} for rank in range(2)
-    ]
-
-
-def test_metrics_of_other_ranks_only_are_told_until_rank_0_comes(make: MakeBench) -> None:
-    bench = make()
-    stream = bench.stream(rank=7, world=8)
-    _steps(bench, stream, 1, 2)
-    bench.until_quiet()
-
-    assert bench.account().sampled == {"rank": 2}
-    assert "ranks 7 only" in bench.account().last_error
-    assert "sampling.rank" in bench.account().last_error
-
-    bench.stream(rank=0, world=8)
-    bench.tick(5)
-    assert bench.account().last_error == ""
-
-
-def test_ranks_become_one_value(make: MakeBench) -> None:
-    bench = make(_order(rank="mean"))
-    streams = _ranks(bench)
-    bulk = bench.stream(stream_class=BULK, rank=1, world=2)
-    for rank, stream in enumerate(streams):
-        _log(bench, stream, *(metrics(step, a=step + 10 * rank) for step in (1, 2, 3)), FINISH)
-    _log(bench, bulk, span(1, 1))
-
-    bench.until_quiet()
-
-    assert [each.body for each in _delivered(bench, streams[0])][:3] == [{"a": 6}, {"a": 7}, {"a": 8}]
-    assert bench.account().sampled == {"rank": 3}
-    assert bench.account().delivered == 3 + 2 + 1
-
-
-def test_a_rank_that_does_not_come_is_left_out_after_a_time(make: MakeBench) -> None:
-    bench = make(_order(rank="mean", rank_timeout_s=30.0))
-    streams = _ranks(bench)
-    _log(bench, streams[0], metrics(1, a=1), metrics(2, a=2))
-    bench.tick(20, by_s=1.0)
-    assert _delivered(bench, streams[0]) == []
-
-    bench.tick(20, by_s=1.0)
-    assert _shown(bench, streams[0]) == [1]
-
-    bench.crash()
-    _log(bench, streams[1], metrics(1, a=100), metrics(3, a=3))
-    bench.tick(10)
-    assert bench.account().sampled == {"rank": 1}
-
-
-def test_many_ranks_with_a_long_past_are_reduced_over_all_of_them(make: MakeBench) -> None:
-    bench = make(_order(rank="sum"), items_max=1000, bytes_max=4 * 1024 * 1024)
-    streams = _ranks(bench, 24)
-    for stream in streams:
-        _log(bench, stream, *(metrics(step, a=1) for step in range(1100)), FINISH)
-
-    bench.until_quiet()
-
-    shown = [each.body for each in _delivered(bench, streams[0]) if each.kind is RecordKind.METRICS]
-    assert shown == [{"a": 24}] * 1100
-
-
-# Fairness
-
-
-def test_a_writer_with_much_to_say_does_not_starve_the_others(make: MakeBench) -> None:
-    bench = make()
-    first, second = _ranks(bench, 1)[0], bench.stream()
-    bench.log(first, 500)
-    bench.log(second, 1)
-
-    bench.tick(8)
-
-    assert bench.tracker.numbers(second) == [0]
-    assert len(bench.tracker.numbers(first)) < 500
-
-
-def test_one_turn_looks_at_so_many_bytes_only(make: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_shipper.lane_intake.SCAN_BYTES_MAX", 1000)
-    bench = make(_order(exclude=["*"]))
-    bench.log(bench.stream(), 100)
-    bench.tick(3)
-
-    assert 0 < bench.account().sampled_out < 100
-    bench.until_quiet()
-    assert bench.account().sampled_out == 100
+    assert shown_steps(bench, stream) == [0, 4, 8]

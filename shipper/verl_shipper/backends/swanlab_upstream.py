@@ -22,6 +22,7 @@ from requests.cookies import RequestsCookieJar
 from verl_shipper.backends.road import Culprit, Road
 from verl_shipper.backends.sdk.http import retry_after_s
 from verl_shipper.backends.swanlab_ledger import Ledger
+from verl_shipper.errors import ConfigError
 from verl_shipper_spool.redact import scrub
 
 TIMEOUT_S = (10.0, 30.0)  # connect, read; the package itself waits 60 s
@@ -69,6 +70,9 @@ class Upstream:
                 allow_redirects=False,
                 **self._road.arguments(url),
             )
+        except ConfigError as error:
+            self._blame(Culprit(error.line(), is_lasting=True))
+            raise AgainError from error
         except requests.exceptions.RequestException as error:
             culprit = self._road.culprit(error, url)
             if is_data and culprit is None and _was_sent(error):

@@ -19,6 +19,8 @@ from verl_shipper.backends.base import Park, Retry
 from verl_shipper.backends.mlflow_http import CERTIFICATE, INSECURE, mlflow_road
 from verl_shipper.backends.road import Culprit, Road, road_of
 from verl_shipper.backends.sdk.http import Http, RefusedError
+from verl_shipper.backends.swanlab_ledger import Ledger
+from verl_shipper.backends.swanlab_upstream import AgainError, Upstream
 from verl_shipper.checks import CA_VARIABLES
 from verl_shipper.errors import ConfigError
 
@@ -158,6 +160,23 @@ def test_an_authority_of_the_environment_that_is_missing_parks_with_its_name(
     outcome = refusal(made(tmp_path, ca_file=str(authority.ca)), server.url)
 
     assert "/nowhere/ca.pem" in outcome.reason
+
+
+def test_an_authority_that_vanishes_parks_what_swanlabs_package_sends(
+    server: WebServer, authority: Authority, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.pem"
+    own.write_bytes(authority.ca.read_bytes())
+    ledger = Ledger()
+    upstream = Upstream(server.url, ledger, road_of("swanlab", {"ca_file": str(own), "work_dir": str(tmp_path)}))
+    own.unlink()
+
+    with pytest.raises(AgainError):
+        upstream.send("GET", "/", {}, None)
+
+    trouble = ledger.told(with_waiting=False)["trouble"]
+    assert trouble["kind"] == "road"
+    assert str(own) in trouble["reason"]
 
 
 # --- proxies --------------------------------------------------------------------------------------------------

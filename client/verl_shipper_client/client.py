@@ -50,9 +50,10 @@ class Client:
 
     project, experiment: names as the trackers show them (default: VERL_PROJECT and VERL_EXPERIMENT, else what the
     daemon's configuration says). config: nested dict, secrets are removed. run_id: the same id
-    continues the same run (default: VERL_SHIPPER_RUN_ID, else a fresh one). rank: default from the launcher's
+    continues the same run (default: VERL_SHIPPER_RUN_ID, else a fresh one). rank, world: default from the launcher's
     variables. spool_dir, socket: default VERL_SHIPPER_SPOOL_DIR, VERL_SHIPPER_SOCKET, else places that the daemon of
-    the same user finds. As a context manager it finishes with exit code 0, or 1 when an exception passes.
+    the same user finds. head: whether this process begins and ends the run (False for one that only adds to it, as a
+    rollout worker does). As a context manager it finishes with exit code 0, or 1 when an exception passes.
     """
 
     def __init__(
@@ -64,16 +65,19 @@ class Client:
         rank: int | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         socket: str | None = None,
+        head: bool = True,
+        world: int | None = None,
     ) -> None:
         self.project = identity.project_or_none(project)
         self.experiment = identity.experiment_or_none(experiment)
         self.run_id = identity.run_id_or_new(run_id)
         self.rank = identity.rank_or_detect(rank)
+        self.world = identity.world_or_detect(world)
         self.errors = 0
         self._sender: Sender | None
         self._pack: Callable[[Any], bytes]
         self._config = config
-        self._forked = False
+        self._is_head = bool(head)
         self._finished = False
         self._warn_at_s = 0.0
         self._spool_argument = spool_dir
@@ -114,14 +118,19 @@ class Client:
         samples: Iterable[Any],
         step: int | None = None,
         columns: Iterable[str] = generations.COLUMNS,
+        name: str | None = None,
     ) -> None:
-        """Record validation samples: tuples (input, output, score) or dicts. Big tables become several records."""
+        """Record validation samples: tuples (input, output, score) or dicts. Big tables become several records.
+
+        `name`: of a table that holds something else than a validation; all of its rows are kept.
+        """
 
         def act() -> None:
             names, rows = generations.table(samples, columns)
+            key = identity.name(name)
             with self._lock:
-                call = self._generation_calls.next(whole_step(step))
-                for body in generations.parts(names, rows, call):
+                call = self._generation_calls.next(whole_step(step), key)
+                for body in generations.parts(names, rows, call, key):
                     self._append(RecordKind.GENERATIONS, step, body)
 
         self._guard("log_generations", act)
@@ -181,7 +190,7 @@ class Client:
         try:
             with self._lock:
                 first, self._finished = not self._finished, True
-                if first and not self._forked:
+                if first and self._is_head:
                     (self._scalars or self._start()).use_reserve()
                     body = {"exit_code": whole_step(exit_code), "reason": "finish"}
                     self._append(RecordKind.RUN_FINISH, None, body)
@@ -235,9 +244,9 @@ class Client:
             project=self.project,
             experiment=self.experiment,
             rank=self.rank,
-            world=identity.world(),
+            world=self.world,
             created_ns=time.time_ns(),
-            forked=self._forked,
+            forked=not self._is_head,
             process=process,
         )
         bulk = StreamWriter(folder, sibling(header, BULK), on_roll=self._keep_quota)
@@ -245,13 +254,14 @@ class Client:
         if self._scalars is not None:
             return self._scalars  # a signal handler logged meanwhile and has done all this
         self._address, self._bulk, self._scalars = address, bulk, scalars
-        if not self._forked:
+        if self._is_head or self._config is not None:
             config = redact(plain(self._config))
             if not isinstance(config, dict):
                 config = {} if config is None else {"config": config}
-            names: dict[str, Any] = {"project": self.project, "experiment": self.experiment}
-            body = names | {"config": config, "node": process.node, "rank": self.rank, "world": header.world}
-            self._append(RecordKind.RUN_START, None, body)
+            body: dict[str, Any] = {"project": self.project, "experiment": self.experiment, "config": config}
+            body |= {"node": process.node, "rank": self.rank, "world": self.world}
+            # What a helper of the run says of itself is no beginning of the run.
+            self._append(RecordKind.RUN_START, None, body if self._is_head else body | {"forked": True})
         return scalars
 
     def _daemon_address(self, folder: str) -> str:
@@ -331,7 +341,7 @@ class Client:
         for writer in self._writers():
             writer.abandon()
         self._reset()
-        self._forked = True
+        self._is_head, self._config = False, None
 
     def _at_exit(self) -> None:
         if not self._finished and self._scalars is not None:

@@ -21,11 +21,11 @@ class CallCounter:
     """Numbers the calls of one step: a second table of the same step is a second table, not a replacement."""
 
     def __init__(self) -> None:
-        self._calls: dict[int | None, int] = {}
+        self._calls: dict[tuple[str, int | None], int] = {}
 
-    def next(self, step: int | None) -> int:
-        call = self._calls.get(step, -1) + 1
-        self._calls[step] = call
+    def next(self, step: int | None, name: str = "") -> int:
+        call = self._calls.get((name, step), -1) + 1
+        self._calls[name, step] = call
         if len(self._calls) > CALLS_REMEMBERED_MAX:
             del self._calls[next(iter(self._calls))]
         return call
@@ -41,8 +41,9 @@ def table(samples: Iterable[Any], columns: Iterable[str]) -> tuple[list[str], li
     return names, [_cells(_listed(row) if is_a(row, (list, tuple)) else [row]) for row in rows]
 
 
-def parts(columns: list[str], rows: list[list[Any]], call: int) -> Iterator[dict[str, Any]]:
-    """Bodies of generations records; an empty table is one empty record."""
+def parts(columns: list[str], rows: list[list[Any]], call: int, name: str = "") -> Iterator[dict[str, Any]]:
+    """Bodies of generations records; an empty table is one empty record. `name`: of a table that is no validation."""
+    named = {"name": name} if name else {}
     groups: list[list[list[Any]]] = [[]]
     chars = 0
     for row in rows:
@@ -53,7 +54,7 @@ def parts(columns: list[str], rows: list[list[Any]], call: int) -> Iterator[dict
         groups[-1].append(row)
         chars += size
     for index, group in enumerate(groups):
-        yield {"columns": columns, "rows": group, "part": index, "parts": len(groups), "call": call}
+        yield {"columns": columns, "rows": group, "part": index, "parts": len(groups), "call": call, **named}
 
 
 def _listed(values: Any) -> list[Any]:

@@ -4,7 +4,7 @@
     experiment   argument → VERL_EXPERIMENT → the same
     run id   argument → VERL_SHIPPER_RUN_ID → a fresh one
     rank     argument → RANK (torchrun) → SLURM_PROCID → OMPI_COMM_WORLD_RANK → PMI_RANK → 0
-    world    WORLD_SIZE → SLURM_NTASKS → OMPI_COMM_WORLD_SIZE → PMI_SIZE → 1
+    world    argument → WORLD_SIZE → SLURM_NTASKS → OMPI_COMM_WORLD_SIZE → PMI_SIZE → 1
 
 Must not know: sockets, spools. Never raises: a variable that is no number is no answer.
 """
@@ -42,8 +42,9 @@ def rank_or_detect(given: object) -> int:
     return number if number is not None else _first(RANK_VARIABLES, 0)
 
 
-def world() -> int:
-    return _first(WORLD_VARIABLES, 1)
+def world_or_detect(given: object) -> int:
+    number = _number(given)
+    return number if number is not None else _first(WORLD_VARIABLES, 1)
 
 
 def name(given: object) -> str:

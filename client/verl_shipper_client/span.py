@@ -1,7 +1,8 @@
 """A span: one timed piece of a rollout, and the context manager that measures it.
 
-Ids are frozen at capture, so that a tracker can refuse doubles. The current span travels in a context variable: tasks
-of one event loop do not see each other's. Must not know: spool, sockets.
+Ids are frozen at capture, so that a tracker can refuse doubles. Lists of token ids and of log-probabilities among its
+inputs and outputs (keys that end so: ARRAY_KEYS) are packed: 4 bytes an element. The current span travels in a context
+variable: tasks of one event loop do not see each other's. Must not know: spool, sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any
 
 from verl_shipper_client import identity
 from verl_shipper_client.values import STEP_MAX, error_text, is_a
+from verl_shipper_spool.arrays import Floats, Ints, packed
 
+ARRAY_KEYS = ("ids", "logprobs", "log_probs")
+ARRAY_LEN_MIN = 4  # a shorter list is no smaller as an array
 TRACE_ID_BYTES = 16
 SPAN_ID_BYTES = 8
 
@@ -47,8 +51,8 @@ class SpanValues:
             "name": identity.name(self.name) or "span",
             "start_ns": _ns(self.start_ns),
             "end_ns": _ns(self.end_ns),
-            "inputs": self.inputs,
-            "outputs": self.outputs,
+            "inputs": with_arrays(self.inputs),
+            "outputs": with_arrays(self.outputs),
             "status": "error" if self.status == "error" else "ok",
             "attributes": self.attributes,
         }
@@ -120,6 +124,26 @@ class Span:
                 self.attributes,
             )
         )
+
+
+def with_arrays(values: Any) -> Any:
+    """Named inputs or outputs with their token ids and log-probabilities packed; anything else as it is."""
+    if type(values) is not dict:
+        return values
+    return {key: _as_array(value) if _names_array(key) else value for key, value in values.items()}
+
+
+def _names_array(key: Any) -> bool:
+    return type(key) is str and key.endswith(ARRAY_KEYS)
+
+
+def _as_array(value: Any) -> Any:
+    """A list, an array or a tensor of one dimension, packed; what is none of them as it is."""
+    try:
+        flat = value.tolist() if hasattr(value, "tolist") and not isinstance(value, (Ints, Floats)) else value
+        return (packed(flat) or value) if type(flat) in (list, tuple) and len(flat) >= ARRAY_LEN_MIN else value
+    except Exception:  # noqa: BLE001 - any object may be given
+        return value
 
 
 def attributes_of(given: Any) -> dict[str, Any]:

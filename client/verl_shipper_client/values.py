@@ -29,10 +29,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgpack
+from verl_shipper_spool.arrays import Floats, Ints
+from verl_shipper_spool.record import Unsupported, extension
 
-from verl_shipper_spool.record import UNSUPPORTED_EXT, Unsupported
-
+OUR_OWN = (Unsupported, Ints, Floats)
 DEPTH_MAX = 32
 VALUES_MAX = 1_000_000  # of one record on the slow road; a knot of references may have no end
 TEXT_CHARS_MAX = 1_000_000  # one text; a frame holds 16 MiB and UTF-8 needs up to 4 bytes a character
@@ -51,8 +51,8 @@ def to_plain(value: Any) -> Any:
     It is asked about keys, too, and is not told so. A marker in place of a key would make two keys one, so only what
     can be no key gets one here.
     """
-    if isinstance(value, Unsupported):
-        return msgpack.ExtType(UNSUPPORTED_EXT, value.text.encode())
+    if isinstance(value, OUR_OWN):
+        return extension(value)
     number = _element(value) if hasattr(value, "item") and _count(value) == 1 else None
     if type(number) in (float, int, bool):
         return number
@@ -133,7 +133,7 @@ class _Walk:
         try:
             if isinstance(value, str):
                 return clean_text(value)
-            if value is None or isinstance(value, (bool, bytes, Unsupported)):
+            if value is None or isinstance(value, (bool, bytes, *OUR_OWN)):
                 return value
             if isinstance(value, int):
                 return _whole(value)

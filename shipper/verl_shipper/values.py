@@ -16,7 +16,7 @@
     a flat name that is taken already                       key_clash   (the first in order keeps it)
 
 `to_json` makes any value fit for strict JSON: NaN and infinities become words, bytes hexadecimal digits, a value that
-could not travel its marker in angle brackets. Half of a UTF-16 pair becomes U+FFFD everywhere.
+could not travel its marker in angle brackets, a packed array a list. Half of a UTF-16 pair becomes U+FFFD everywhere.
 
 Must not know: trackers, files.
 """
@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_shipper_spool.arrays import Floats, Ints
 from verl_shipper_spool.record import Unsupported
 
 DEPTH_MAX = 32
@@ -69,6 +70,8 @@ def to_json(value: Any, depth: int = 0) -> Any:
         return _json_object(value, depth)
     if isinstance(value, list | tuple):
         return [to_json(element, depth + 1) for element in value]
+    if isinstance(value, Ints | Floats):
+        return to_json(value.tolist(), depth)
     return f"<{value.text}>" if isinstance(value, Unsupported) else f"<{type(value).__name__}>"
 
 

@@ -38,7 +38,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class StreamHeader:
-    """Identity of a stream. `stream_id` and `writer_id` are 32 hexadecimal digits, unique for ever."""
+    """Identity of a stream. `stream_id` and `writer_id` are 32 hexadecimal digits, unique for ever.
+
+    `forked`: its process only adds to the run, as a fork child or a rollout worker does; the run neither begins nor
+    ends with it.
+    """
 
     stream_id: str
     writer_id: str

@@ -5,7 +5,8 @@
     kind  name         body
     1     run_start    {project, experiment, config, node, rank, world}
     2     metrics      {key: value}                                           as the user gave it, see values below
-    3     generations  {columns: [str], rows: [[...]], part, parts, call}     one call may be cut into several parts
+    3     generations  {columns: [str], rows: [[...]], part, parts, call}     one call may be cut into several parts;
+                       {…, name}                                              a table that is no validation has a name
     4     span         {trace_id: bin16, span_id: bin8, parent_id: bin8|nil, name, start_ns, end_ns,
                         inputs, outputs, status, attributes}
     5     text         {key: str}
@@ -18,7 +19,8 @@ the wall clock at capture. Every id that a tracker later uses to refuse doubles 
 Loss payload (frame type 02): [version=1, first ordinal, ordinal behind the last, class, reason].
 
 Values: what MessagePack cannot carry is replaced at capture by an `Unsupported` marker (extension type 1, UTF-8
-text that names the type), so that one strange value never costs its neighbours and can still be counted.
+text that names the type), so that one strange value never costs its neighbours and can still be counted. Arrays of
+token ids and log-probabilities are extension types 2 and 3 (arrays.py).
 
 Must not know: files, frames, trackers. On bytes it cannot read: CorruptionError.
 """
@@ -31,10 +33,11 @@ from typing import Any
 
 import msgpack
 
+from verl_shipper_spool.arrays import Floats, Ints
 from verl_shipper_spool.errors import CorruptionError
 
 RECORD_VERSION = 1
-UNSUPPORTED_EXT = 1
+UNSUPPORTED_EXT, INTS_EXT, FLOATS_EXT = 1, 2, 3
 _FLOAT_S = 1  # msgpack: timestamps (ours never write one) are read as seconds since the epoch
 
 
@@ -134,13 +137,27 @@ def _pack(value: object) -> bytes:
     return packed
 
 
-def _plain(value: object) -> object:
+def extension(value: object) -> msgpack.ExtType | None:
+    """What stands in a record for one of our own kinds of value; None for any other."""
     if isinstance(value, Unsupported):
         return msgpack.ExtType(UNSUPPORTED_EXT, value.text.encode("utf-8", "replace"))
-    raise TypeError(f"not plain: {type(value).__name__}")
+    if isinstance(value, Ints):
+        return msgpack.ExtType(INTS_EXT, value.content)
+    return msgpack.ExtType(FLOATS_EXT, value.content) if isinstance(value, Floats) else None
 
 
-def _ext(code: int, data: bytes) -> Unsupported:
+def _plain(value: object) -> object:
+    made = extension(value)
+    if made is None:
+        raise TypeError(f"not plain: {type(value).__name__}")
+    return made
+
+
+def _ext(code: int, data: bytes) -> Unsupported | Ints | Floats:
+    if code == INTS_EXT:
+        return Ints(data)
+    if code == FLOATS_EXT:
+        return Floats(data)
     text = data.decode("utf-8", "replace") if code == UNSUPPORTED_EXT else f"extension type {code}"
     return Unsupported(text)
 

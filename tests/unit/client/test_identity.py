@@ -41,12 +41,12 @@ def test_torchrun_goes_before_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "16")
 
     assert identity.rank_or_detect(None) == 3
-    assert identity.world() == 16
+    assert identity.world_or_detect(None) == 16
 
 
 def test_without_a_launcher_there_is_one_process() -> None:
     assert identity.rank_or_detect(None) == 0
-    assert identity.world() == 1
+    assert identity.world_or_detect(None) == 1
 
 
 @pytest.mark.parametrize("garbage", ["", "none", "-1", "1.5", "0x3", "9" * 30])

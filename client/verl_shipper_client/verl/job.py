@@ -1,0 +1,214 @@
+"""The verl job this process belongs to: what it wants of us, its run id, and the clients of this process.
+
+    what is wanted   VERL_SHIPPER_{TAKEOVER, SPOOL_DIR, SOCKET, RUN_ID}, and the same in the job's configuration:
+                     trainer.shipper.{takeover, spool_dir, socket, run_id}; variables first
+    run id           as given → made of Ray's session, its job and the names, so that trainer, rollout workers and
+                     rollouter agree on it without asking each other → a fresh one
+    head             the process that has verl's Tracking: the run begins and ends with it
+    helper           rollout workers and the rollouter: they add to the run
+
+verl logs from one process per run, whatever rank that has, so our clients are rank 0 of 1.
+
+Must not know: verl's classes. On failure: no client; the job goes on without us.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_shipper_client.client import Client
+from verl_shipper_client.verl.patch import safely
+from verl_shipper_spool.location import (
+    EXPERIMENT_VARIABLE,
+    PROJECT_VARIABLE,
+    RUN_ID_VARIABLE,
+    SOCKET_VARIABLE,
+    SPOOL_VARIABLE,
+)
+
+PLUGIN_MODULE = "verl_shipper_client.verl_plugin"
+TAKEOVER_VARIABLE = "VERL_SHIPPER_TAKEOVER"
+MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"  # verl 0.6.1 and later import what it names
+NAME = "shipper"  # in trainer.logger and rollout.trace.backend
+# Trackers whose place we take when asked to. The console stays verl's own: it imports nothing and sends nothing.
+TAKEN = frozenset(
+    {"wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml", "trackio", "file", "weave"}
+)
+FINISH_S = 3.0  # how long the end of a training may wait for the daemon; the rest it takes from the spool
+_TRUE = ("1", "true", "yes", "on")
+_RUN_ID_BYTES = 8
+# The parts of a configuration that decide how a helper's records are sampled; the head brings the whole of it.
+_TRAINER_KEYS = ("logger", "log_frequency", "log_val_generations", "wandb_proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a job asks of us. Empty texts: not said."""
+
+    takeover: bool = False
+    spool_dir: str = ""
+    socket: str = ""
+    run_id: str = ""
+
+
+class Job:
+    """What one process knows of its job."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[str, str, bool], Client] = {}
+        self._config: Any = None
+        self._tokenizer = ""
+
+    def note(self, config: Any, tokenizer: Any = None) -> None:
+        """The job's configuration, as a process without Tracking meets it; where its tokenizer lies."""
+        self._config = config
+        place = getattr(tokenizer, "name_or_path", None)
+        self._tokenizer = place if isinstance(place, str) else ""
+
+    def note_if_unknown(self, config: Any) -> None:
+        if self._config is None:
+            self._config = config
+
+    @property
+    def wishes(self) -> Wishes:
+        return wishes_of(self._config)
+
+    def head(self, project: Any, experiment: Any, config: Any) -> Client:
+        """The client of the process that logs for the run."""
+        self._config = config if config is not None else self._config
+        with self._lock:
+            self._clients.pop((str(project), str(experiment), True), None)  # its run is another one, outside of Ray
+        return self._client(project, experiment, config if config is not None else {}, head=True)
+
+    def helper(self, project: Any, experiment: Any) -> Client:
+        """A client that adds to the run; the head's own where it lives in this process."""
+        trainer = _section(self._config, "trainer")  # a trace may be given other names; the run has the trainer's
+        project, experiment = (
+            _get(trainer, key) or given for key, given in (("project_name", project), ("experiment_name", experiment))
+        )
+        with self._lock:
+            head = self._clients.get((str(project), str(experiment), True))
+        return head or self._client(project, experiment, self._excerpt(), head=False)
+
+    def finish(self, exit_code: int) -> None:
+        """The training of this process is over."""
+        with self._lock:
+            clients = [client for (_, _, head), client in self._clients.items() if head]
+        for client in clients:
+            client.finish(exit_code, timeout_s=FINISH_S)
+
+    def _client(self, project: Any, experiment: Any, config: Any, *, head: bool) -> Client:
+        key = (str(project), str(experiment), head)
+        with self._lock:
+            if key not in self._clients:
+                wishes = wishes_of(config if head else self._config)
+                self._clients[key] = Client(
+                    project,
+                    experiment,
+                    config=config,
+                    run_id=wishes.run_id or job_run_id(key[0], key[1]),
+                    rank=0,
+                    world=1,
+                    spool_dir=wishes.spool_dir or None,
+                    socket=wishes.socket or None,
+                    head=head,
+                )
+            return self._clients[key]
+
+    def _excerpt(self) -> dict[str, Any] | None:
+        """Of the configuration, what a daemon needs that sees only this process."""
+        if self._config is None:
+            return None
+        trainer, actor = (_section(self._config, name) for name in ("trainer", "actor_rollout_ref"))
+        path = self._tokenizer or _get(_section(actor, "model"), "path")
+        wanted = {key: _get(trainer, key) for key in _TRAINER_KEYS}
+        trace = _plain(_section(_section(actor, "rollout"), "trace"))
+        return {
+            "trainer": {key: _plain(value) for key, value in wanted.items() if value is not None},
+            "actor_rollout_ref": {"rollout": {"trace": trace}, "model": {"path": path}},
+        }
+
+
+JOB = Job()
+
+
+def wishes_of(config: Any) -> Wishes:
+    """What variables and a configuration say."""
+    section = _section(_section(config, "trainer"), "shipper")
+
+    def text(variable: str, key: str) -> str:
+        value = os.environ.get(variable) or _get(section, key)
+        return "" if value is None else str(value).strip()
+
+    takeover = os.environ.get(TAKEOVER_VARIABLE) or str(_get(section, "takeover"))
+    return Wishes(
+        takeover=takeover.strip().lower() in _TRUE,
+        spool_dir=text(SPOOL_VARIABLE, "spool_dir"),
+        socket=text(SOCKET_VARIABLE, "socket"),
+        run_id=text(RUN_ID_VARIABLE, "run_id"),
+    )
+
+
+def job_run_id(project: str, experiment: str) -> str | None:
+    """The run id that all processes of a Ray job find by themselves; None outside of Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not safely(ray.is_initialized):
+        return None
+    context = ray.get_runtime_context()
+    job = safely(context.get_job_id)
+    session = safely(context.get_session_name) if hasattr(context, "get_session_name") else None
+    session = session or safely(lambda: ray._private.worker.global_worker.node.session_name)  # noqa: SLF001 - older Ray
+    if not job or not session:
+        return None
+    facts = "\n".join((str(session), str(job), project, experiment))
+    return hashlib.blake2b(facts.encode("utf-8", "surrogatepass"), digest_size=_RUN_ID_BYTES).hexdigest()
+
+
+def travelling(config: Any) -> dict[str, str]:
+    """Variables that Ray's workers need to find the same places and the same run: verl forwards none of ours."""
+    wishes = wishes_of(config)
+    spool = os.path.abspath(os.path.expanduser(wishes.spool_dir)) if wishes.spool_dir else ""
+    found = {SPOOL_VARIABLE: spool, SOCKET_VARIABLE: wishes.socket, RUN_ID_VARIABLE: wishes.run_id}
+    found[TAKEOVER_VARIABLE] = "1" if wishes.takeover else ""
+    for variable in (PROJECT_VARIABLE, EXPERIMENT_VARIABLE):
+        found[variable] = os.environ.get(variable, "")
+    modules = os.environ.get(MODULES_VARIABLE, "")
+    found[MODULES_VARIABLE] = modules if PLUGIN_MODULE in modules.split(",") else ""
+    return {name: value for name, value in found.items() if value}
+
+
+def names_in(loggers: Any) -> list[str]:
+    """Names in `trainer.logger`, which is a list or a single name."""
+    if isinstance(loggers, str):
+        return [loggers]
+    return [str(name) for name in loggers] if loggers is not None else []
+
+
+def _section(config: Any, key: str) -> Any:
+    """A mapping below `key`, ours or OmegaConf's; an empty one when there is none."""
+    found = _get(config, key)
+    return found if hasattr(found, "get") else {}
+
+
+def _get(config: Any, key: str) -> Any:
+    if not hasattr(config, "get"):
+        return None
+    return safely(lambda: config.get(key))
+
+
+def _plain(value: Any) -> Any:
+    """OmegaConf's containers as Python's: they are read lazily, and a record is not."""
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {key: _plain(_get(value, key)) for key in value}
+    return [_plain(element) for element in value] if isinstance(value, (list, tuple)) or _is_list(value) else value
+
+
+def _is_list(value: Any) -> bool:
+    return type(value).__name__ == "ListConfig"

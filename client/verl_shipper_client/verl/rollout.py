@@ -1,0 +1,302 @@
+"""Rollout traces of verl: what its agent loops do, as spans of one tree per trajectory.
+
+    agent_loop                         messages in, answer and reward out; uid, sample, rollout, step, validate
+    └ ToolAgentLoop.run                sampling, what the loop returned: turns, mask, timings
+      ├ LLMServerClient.generate       one turn: new prompt tokens, new tokens, log-probabilities
+      ├ HermesToolParser.extract_tool_calls
+      └ tool calculator                arguments in, response and reward out
+
+Whatever verl decorates with `rollout_trace_op` becomes a span; agent loops and tools that nobody has decorated, too.
+Tokens are written once (trajectory.py) and as ids: nobody decodes on the rollout's event loop.
+
+verl 0.9's default trainer asks for no trace at all (`trace=False`, whatever the configuration says); there, and only
+there, we trace all the same, as many samples a step as the configuration allows. Its true step, sample and rollout
+index come with the arguments of `run`, the reward comes into what `run` has returned: both are in the root span, which
+ends last.
+
+Must not know: spool, trackers. On failure: told once, and the rollout goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from types import ModuleType, TracebackType
+from typing import Any
+
+from verl_shipper_client.span import Span
+from verl_shipper_client.verl.job import JOB, NAME, TAKEN
+from verl_shipper_client.verl.patch import MARK, safely, tell_once, wrap
+from verl_shipper_client.verl.seen import Describe, call_of, describe_op, fields_of, scalar
+from verl_shipper_client.verl.training import watch_subclasses
+from verl_shipper_client.verl.trajectory import IDENTITY, Trajectory
+
+V1_MODULES = ("verl.trainer.ppo.v1.agent_loop_tq", "verl.trainer.main_ppo_sync")
+STEPS_MAX = 32  # steps whose samples are remembered; one that comes back later begins anew
+EXTRA_KEYS = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps")
+
+_trajectory: ContextVar[Trajectory | None] = ContextVar("verl_shipper_trajectory", default=None)
+_samples: dict[Any, set[Any]] = {}
+
+
+def patch_trace(module: ModuleType) -> None:
+    """Change `verl.utils.rollout_trace` before anybody takes its functions."""
+    config = getattr(module, "RolloutTraceConfig", None)
+    if config is None:
+        return
+    wrap(config, "init", _init)
+    wrap(module, "rollout_trace_attr", functools.partial(_attr, config))
+    wrap(module, "rollout_trace_op", functools.partial(_op, config))
+
+
+def patch_agent_loop(module: ModuleType) -> None:
+    """Change `verl.experimental.agent_loop.agent_loop`: its workers know the job, its loops are spans."""
+    for name, found in list(vars(module).items()):
+        if isinstance(found, type) and name.startswith("AgentLoopWorker"):
+            wrap(found, "__init__", _knowing)
+    base = getattr(module, "AgentLoopBase", None)
+    traced = _traced_by(sys.modules.get("verl.utils.rollout_trace"))
+    if base is not None and traced is not None:
+        watch_subclasses(base, "run", traced)
+
+
+def patch_tools(module: ModuleType) -> None:
+    """Change `verl.experimental.agent_loop.tool_agent_loop`: a tool need not be decorated to be seen."""
+    loop = getattr(module, "ToolAgentLoop", None)
+    traced = _traced_by(sys.modules.get("verl.utils.rollout_trace"))
+    if loop is not None and traced is not None:
+        wrap(loop, "_call_tool", traced)
+
+
+def _init(found: Any) -> Any:
+    original = getattr(found, "__func__", found)
+
+    @functools.wraps(original)
+    def init(cls: Any, project_name: Any, experiment_name: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        is_taken = safely(lambda: JOB.wishes.takeover and backend in TAKEN)
+        result = original(cls, project_name, experiment_name, NAME if is_taken else backend, *args, **kwargs)
+        if is_taken or backend == NAME:
+            tell_once("shipping rollout traces" + (f" instead of calling {backend}" if is_taken else ""))
+        return result
+
+    return classmethod(init)
+
+
+def _knowing(original: Any) -> Any:
+    @functools.wraps(original)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        config = args[0] if args else kwargs.get("config")
+        safely(lambda: JOB.note(config))
+        original(self, *args, **kwargs)
+        safely(lambda: JOB.note(config, getattr(self, "tokenizer", None)))
+
+    return begin
+
+
+def _attr(config: Any, original: Any) -> Any:
+    @functools.wraps(original)
+    def rollout_trace_attr(*args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
+        if config.get_backend() != NAME:
+            return original(*args, **kwargs)  # type: ignore[no-any-return]
+        return _trajectory_block(config, *args, **kwargs)
+
+    return rollout_trace_attr
+
+
+@contextmanager
+def _trajectory_block(
+    config: Any,
+    sample_index: Any = None,
+    step: Any = None,
+    rollout_n: Any = None,
+    name: str = "rollout_trace",
+    validate: Any = False,
+    trace: bool = True,
+    **_others: Any,
+) -> Iterator[None]:
+    """One trajectory: whatever is traced inside belongs to its root span."""
+    attributes = {"sample_index": sample_index, "step": step, "rollout_n": rollout_n, "validate": validate}
+    root = safely(lambda: _root(config, name, attributes, trace))
+    trajectory = Trajectory(root)
+    token = _trajectory.set(trajectory)
+    try:
+        if root is not None:
+            root.__enter__()
+        yield
+    except BaseException as error:
+        if root is not None:
+            safely(lambda: _end_root(root, trajectory))
+            root.__exit__(type(error), error, error.__traceback__)
+        raise
+    else:
+        if root is not None:
+            safely(lambda: _end_root(root, trajectory))
+            root.__exit__(None, None, None)
+    finally:
+        _trajectory.reset(token)
+
+
+def _root(config: Any, name: str, attributes: dict[str, Any], trace: bool) -> Span | None:
+    """The root span of a trajectory that is to be traced."""
+    known = {key: scalar(value) for key, value in attributes.items() if value is not None}
+    instance = config.get_instance()
+    if not trace and not (_is_v1() and _is_drawn(instance, known)):
+        return None
+    known["experiment_name"] = instance.experiment_name
+    known["span_type"] = "agent"
+    root: Span = _client(config).span(name, attributes=known)
+    return root
+
+
+def _is_v1() -> bool:
+    return any(name in sys.modules for name in V1_MODULES)
+
+
+def _is_drawn(instance: Any, attributes: dict[str, Any]) -> bool:
+    """The first samples of a step, as many as the configuration says; with all of their rollouts."""
+    limit = getattr(instance, "max_samples_per_step_per_worker", None)
+    if limit is None:
+        return True
+    samples = _samples.setdefault((attributes.get("step"), attributes.get("validate")), set())
+    while len(_samples) > STEPS_MAX:
+        del _samples[next(iter(_samples))]
+    sample = attributes.get("sample_index")
+    if sample not in samples and len(samples) >= limit:
+        return False
+    samples.add(sample)
+    return True
+
+
+def _end_root(root: Span, trajectory: Trajectory) -> None:
+    """What is known only now: the answer, and the reward that came into the loop's output after it had returned."""
+    outputs = trajectory.result()
+    output = trajectory.output
+    final = output[-1] if isinstance(output, list) and output else output
+    fields = fields_of(final) if final is not None else {}
+    extra = fields.get("extra_fields") or {}
+    found = {"reward": fields.get("reward_score"), "num_turns": fields.get("num_turns")}
+    if isinstance(extra, dict):
+        found["reward_extra_info"] = extra.get("reward_extra_info") or None
+        found |= {key: extra.get(key) for key in EXTRA_KEYS}
+    for key, value in found.items():
+        if value is not None and value != []:
+            outputs[key] = value
+            if key in ("reward", "reward_extra_info", "num_turns"):
+                root.set_attribute(key, value)
+    if trajectory.messages is not None:
+        root.set_inputs({"messages": trajectory.messages})
+    root.set_outputs(outputs)
+
+
+def _op(config: Any, original: Any) -> Any:
+    @functools.wraps(original)
+    def rollout_trace_op(func: Any) -> Any:
+        return _traced(config, func, original(func))
+
+    return rollout_trace_op
+
+
+def _traced_by(module: ModuleType | None) -> Callable[[Any], Any] | None:
+    """What makes a span of a function that verl itself has not decorated."""
+    config = getattr(module, "RolloutTraceConfig", None)
+    return None if config is None else lambda func: _traced(config, func, func)
+
+
+def _traced(config: Any, func: Any, others: Any) -> Any:
+    """`func` as a span when traces are ours, else as `others` has it."""
+    describe = describe_op(func)
+    if inspect.iscoroutinefunction(func):
+
+        @functools.wraps(func)
+        async def traced_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if config.get_backend() != NAME:
+                return await others(self, *args, **kwargs)
+            with _Operation(config, describe, args, kwargs) as operation:
+                result = await func(self, *args, **kwargs)
+                operation.result = result
+            return result
+
+        setattr(traced_async, MARK, True)
+        return traced_async
+
+    @functools.wraps(func)
+    def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if config.get_backend() != NAME:
+            return others(self, *args, **kwargs)
+        with _Operation(config, describe, args, kwargs) as operation:
+            result = func(self, *args, **kwargs)
+            operation.result = result
+        return result
+
+    setattr(traced, MARK, True)
+    return traced
+
+
+class _Operation:
+    """One traced call. Nothing that goes wrong in here reaches it."""
+
+    __slots__ = ("_args", "_config", "_describe", "_inputs", "_kwargs", "_span", "_trajectory", "result")
+
+    def __init__(self, config: Any, describe: Describe, args: Any, kwargs: Any) -> None:
+        self._config, self._describe, self._args, self._kwargs = config, describe, args, kwargs
+        self._trajectory = _trajectory.get()
+        self._inputs: dict[str, Any] = {}
+        self._span: Span | None = None
+        self.result: Any = None
+
+    def __enter__(self) -> _Operation:
+        if self._trajectory is None or self._trajectory.root is not None:
+            self._span = safely(self._begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        span = self._span
+        if span is not None:
+            safely(lambda: self._end(span, failed=kind is not None))
+            safely(lambda: span.__exit__(kind, error, traceback))
+
+    def _begin(self) -> Span:
+        name, self._inputs = call_of(self._describe, self._args, self._kwargs)
+        root = self._trajectory.root if self._trajectory is not None else None
+        if root is not None and self._describe.is_run:
+            self._identify(root)
+        attributes = {"span_type": self._describe.span_type}
+        if root is not None:
+            attributes |= {key: root.attributes[key] for key in ("step", "sample_index") if key in root.attributes}
+        span: Span = _client(self._config).span(name, attributes=attributes)
+        return span.__enter__()
+
+    def _identify(self, root: Span) -> None:
+        """The arguments of an agent loop say which trajectory this is; verl's own word for it may be a batch's."""
+        assert self._trajectory is not None
+        self._trajectory.messages = fields_of(self._inputs.pop("raw_prompt", None), depth=4)
+        for attribute, names in IDENTITY.items():
+            value = next((self._inputs[name] for name in names if self._inputs.get(name) is not None), None)
+            if value is not None:
+                root.set_attribute(attribute, scalar(value))
+
+    def _end(self, span: Span, *, failed: bool) -> None:
+        trajectory = self._trajectory or Trajectory(None)
+        outputs = None if failed else self._describe.outputs(self.result)
+        if isinstance(outputs, dict):
+            if self._describe.is_turn:
+                trajectory.take_turn(span, self._inputs, outputs)
+            if self._describe.is_run:
+                trajectory.output = self.result
+                trajectory.take_end(span, outputs)
+            if self._describe.is_parser:
+                trajectory.text = None if outputs.get("tool_calls") else outputs.get("content")
+        span.set_inputs(self._inputs)
+        if outputs is not None:
+            span.set_outputs(outputs)
+
+
+def _client(config: Any) -> Any:
+    instance = config.get_instance()
+    return JOB.helper(instance.project_name, instance.experiment_name)

@@ -1,0 +1,130 @@
+"""What one trajectory has told so far, so that nothing of it is written twice.
+
+    turn 1   prompt_ids = P                    token_ids = A      written: P, A
+    turn 2   prompt_ids = P A T (tool's)       token_ids = B      written: T, B, known_tokens = |P A|
+    the end  response_ids = A T B                                 written: nothing, only how many
+
+`known_tokens` of a span: so many of its tokens, prompt and response in one line, are those of the span before in the
+same trace, in the order in which the spans ended. With that, every turn can be put together again. What is written
+nowhere new says so by `response_of`: the id of the span that has the tokens.
+
+Must not know: spool, verl's classes. Never raises for tokens that are no lists: they stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from verl_shipper_client.span import Span
+
+# Of the inputs of an agent loop, what tells which trajectory this is. The first name that has a value counts.
+IDENTITY = {
+    "uid": ("uid",),
+    "sample_index": ("index",),
+    "rollout_n": ("session_id",),
+    "step": ("global_steps",),
+    "data_source": ("data_source",),
+}
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One rollout of one sample. `root` is its span; None while nothing of it is wanted."""
+
+    root: Span | None
+    known: list[int] = field(default_factory=list)
+    answer: bytes | None = None  # the span with the newest tokens of the model
+    text: str | None = None  # the newest answer as text, where verl itself has decoded it
+    has_log_probs: bool = True  # of every turn so far
+    messages: Any = None
+    output: Any = None  # what the agent loop returned; its reward comes into it later
+
+    def take_turn(self, span: Span, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Tokens of one call of the model: what is new of them stays, the rest becomes numbers."""
+        prompt, response = inputs.get("prompt_ids"), outputs.get("token_ids")
+        if not (_is_list(prompt) and _is_list(response)):
+            return
+        tokens = list(prompt) + list(response)
+        known = shared_prefix(self.known, tokens)
+        self.known = tokens
+        self.has_log_probs = self.has_log_probs and bool(outputs.get("log_probs"))
+        _keep_new(inputs, "prompt_ids", prompt, known)
+        _keep_new(outputs, "token_ids", response, known - len(prompt))
+        inputs["prompt_tokens"], outputs["response_tokens"] = len(prompt), len(response)
+        if known:
+            span.set_attribute("known_tokens", known)
+        if known < len(tokens) or self.answer is None:
+            self.answer = span.span_id
+        else:
+            outputs.pop("log_probs", None)
+            outputs["response_of"] = self.answer
+
+    def take_end(self, span: Span, outputs: dict[str, Any]) -> None:
+        """Tokens of the whole trajectory, most of which the turns have told already."""
+        prompt, response = outputs.get("prompt_ids"), outputs.get("response_ids")
+        if not (_is_list(prompt) and _is_list(response)):
+            return
+        known = shared_prefix(self.known, list(prompt) + list(response))
+        _keep_new(outputs, "prompt_ids", prompt, known)
+        _keep_new(outputs, "response_ids", response, known - len(prompt))
+        outputs["prompt_tokens"], outputs["response_tokens"] = len(prompt), len(response)
+        if known:
+            span.set_attribute("known_tokens", known)
+        if known >= len(prompt) + len(response) and self.answer is not None:
+            outputs["response_of"] = self.answer
+            if self.has_log_probs:
+                outputs.pop("response_logprobs", None)
+
+    def result(self) -> dict[str, Any]:
+        """Outputs of the root span."""
+        outputs: dict[str, Any] = {}
+        if self.text is not None:
+            outputs["response_text"] = self.text
+        elif self.answer is not None:
+            outputs["response_of"] = self.answer
+        return outputs
+
+
+def shared_prefix(left: list[Any], right: list[Any]) -> int:
+    """How many elements two lists have in common at their beginning."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:  # by far the most common case, and one comparison in C
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def runs_of(mask: Any) -> Any:
+    """A mask as pairs of value and length: [1, 1, 0] → [[1, 2], [0, 1]]; anything else as it is."""
+    if not _is_list(mask):
+        return mask
+    runs: list[list[Any]] = []
+    start = 0
+    while start < len(mask):
+        value = mask[start]
+        if value not in (0, 1):
+            return mask
+        try:
+            end = mask.index(1 - value, start)
+        except ValueError:
+            end = len(mask)
+        runs.append([value, end - start])
+        start = end
+    return runs
+
+
+def _keep_new(values: dict[str, Any], key: str, tokens: Any, known: int) -> None:
+    if known >= len(tokens):
+        values.pop(key, None)
+    elif known > 0:
+        values[key] = tokens[known:]
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    return type(value) in (list, tuple)

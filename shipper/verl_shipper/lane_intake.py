@@ -22,20 +22,18 @@ from typing import Any
 
 from verl_shipper.backends.base import Item, Limits
 from verl_shipper.lane_store import LaneStore, Taken
-from verl_shipper.lane_stream import Found, Stream
+from verl_shipper.lane_stream import Found, Stream, record_of, remember
 from verl_shipper.node_stream import RECLAIMED_NAME, SEALED_NAME
+from verl_shipper.policy.answers import Decode
 from verl_shipper.policy.reduce import ENDED, Reducer
 from verl_shipper.policy.sampling import REDUCTIONS, Sampling
 from verl_shipper.policy.stream_sampler import BY_RANK, Decision, StreamSampler, Writer
 from verl_shipper.policy.tables import picked
-from verl_shipper.policy.traces import Decode
 from verl_shipper.policy.wishes import LOGGER, PROXY, effective, is_wanted, wishes_of
 from verl_shipper.tokens import TokenizerError, load_decoder
-from verl_shipper_spool.errors import CorruptionError
-from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import SCALARS
 from verl_shipper_spool.reader import MISSING, Finding, Frame, Ledger
-from verl_shipper_spool.record import Record, RecordKind, decode_record, encode_record
+from verl_shipper_spool.record import Record, RecordKind, encode_record
 from verl_shipper_spool.redact import REDACTED
 
 log = logging.getLogger(__name__)
@@ -105,8 +103,8 @@ class Intake:
         """Settings of the backend that the run asks for and may have. A proxy whose password was taken out on the way
         is of no use."""
         self._learn()
-        wished: dict[str, Any] = next(reversed(self._wishes.values()), {})
-        proxy = wished.get(PROXY, "") if PROXY in self._order.may_choose else ""
+        said = [wishes[PROXY] for wishes in self._wishes.values() if PROXY in wishes]
+        proxy = said[-1] if said and PROXY in self._order.may_choose else ""
         return {PROXY: proxy} if proxy and REDACTED not in proxy else {}
 
     def waiting_bytes(self, now_s: float) -> int:
@@ -198,7 +196,7 @@ class Intake:
         self._scanned_bytes += finding.end - start if isinstance(finding, Frame) else 0
         reclaimed = _begins_late(stream, finding)
         is_new = ledger.account(finding)
-        record = _record_of(finding) if is_new else None
+        record = record_of(finding) if is_new else None
         if record is not None and record.kind is RecordKind.RUN_FINISH:
             stream.ended = True
         sampler = stream.sampler
@@ -299,7 +297,7 @@ class Intake:
         final = os.path.exists(os.path.join(stream.reader.folder, SEALED_NAME))
         found, _ = stream.reader.read(0, bytes_max=READ_BYTES_MIN, final=final)
         stream.is_learned = bool(found) or final
-        record = next((record for record in map(_record_of, found) if record is not None), None)
+        record = next((record for record in map(record_of, found) if record is not None), None)
         wishes = wishes_of(record.body.get("config")) if record and record.kind is RecordKind.RUN_START else {}
         if wishes:
             self._wishes = {**self._wishes, stream.header.writer_id: wishes}
@@ -324,6 +322,8 @@ class Intake:
             # What is read ahead and what is decided are two places from now on.
             stream.ledger = copy.deepcopy(stream.ledger)
             stream.sampler.restore(self._store.sampler_state(stream.cursor.stream_id))
+            if stream.sampler.looks_back and stream.cursor.offset:
+                remember(stream, stream.sampler)
 
     def _decoder(self, sampling: Sampling) -> Decode | None:
         """What turns token ids into text, if that is wanted and can be done; else ids stay ids, and it is told why."""
@@ -371,16 +371,7 @@ def _picked(stream: Stream, decision: Decision[Found]) -> Record | None:
     if record is None:
         start = decision.tag.start
         found, _ = stream.reader.read(start, bytes_max=finding.end - start)
-        record = _record_of(found[0]) if found and found[0].end == finding.end else None
+        record = record_of(found[0]) if found and found[0].end == finding.end else None
     if record is None:
         return None
     return replace(record, body=picked(record.body, decision.rows, decision.part, decision.parts))
-
-
-def _record_of(finding: Finding) -> Record | None:
-    if not isinstance(finding, Frame) or finding.kind is not Kind.RECORD:
-        return None
-    try:
-        return decode_record(finding.payload)
-    except CorruptionError:
-        return None

@@ -1,6 +1,6 @@
-"""A node stream as a lane sees it, and what was found in it on its way through sampling. Values only.
+"""A node stream as a lane sees it, and what was found in it on its way through sampling.
 
-Must not know: who reads, where it goes.
+Must not know: when it is read, where it goes. On failure: OSError of the stream's folder.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from verl_shipper.lane_store import Cursor
 from verl_shipper.policy.stream_sampler import StreamSampler
+from verl_shipper_spool.errors import CorruptionError
+from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import StreamHeader
-from verl_shipper_spool.reader import Finding, Frame, Ledger, StreamReader
-from verl_shipper_spool.record import Record
+from verl_shipper_spool.reader import READ_BYTES, Finding, Frame, Ledger, StreamReader
+from verl_shipper_spool.record import Record, decode_record
 
 
 @dataclass(slots=True)
@@ -53,3 +55,26 @@ class Stream:
     def __post_init__(self) -> None:
         self.ahead = self.cursor.offset
         self.ledger = self.cursor.ledger
+
+
+def record_of(finding: Finding) -> Record | None:
+    """The record in a finding; None when it is something else, or cannot be read."""
+    if not isinstance(finding, Frame) or finding.kind is not Kind.RECORD:
+        return None
+    try:
+        return decode_record(finding.payload)
+    except CorruptionError:
+        return None
+
+
+def remember(stream: Stream, sampler: StreamSampler[Found]) -> None:
+    """Show a sampler what lies right before the cursor, as far as its segment still has it."""
+    until = stream.cursor.offset
+    offset = stream.reader.segment_start(until)
+    while offset < until:
+        found, end = stream.reader.read(offset, bytes_max=READ_BYTES, until=until)
+        for record in filter(None, map(record_of, found)):
+            sampler.remember(record)
+        if end <= offset:
+            return
+        offset = end

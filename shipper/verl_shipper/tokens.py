@@ -2,7 +2,8 @@
 
     tokenizer: a folder with tokenizer.json, such a file, or the name of a model in the local Hugging Face cache
 
-Promises: nothing is downloaded; what cannot be decoded stays as it is. Needs the package `tokenizers`.
+Promises: nothing is downloaded; what cannot be decoded stays as it is. Needs the package `tokenizers`; a model that has
+only a tokenizer of its own kind (tokenizer.model and the like) needs `transformers`, where that is installed.
 Must not know: spans, sampling. On failure to find or load a tokenizer: TokenizerError, one line for a person.
 """
 
@@ -11,10 +12,13 @@ from __future__ import annotations
 import functools
 import glob
 import os
+from collections.abc import Callable
+from typing import Any
 
-from verl_shipper.policy.traces import Decode
+from verl_shipper.policy.answers import Decode
 
 FILE_NAME = "tokenizer.json"
+OTHER_NAMES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 HUB_VARIABLES = (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub"))
 HUB_DEFAULT = os.path.join("~", ".cache", "huggingface", "hub")
 
@@ -28,38 +32,58 @@ def load_decoder(where: str | None) -> Decode:
     """What turns ids into text; it gives None for ids that the tokenizer does not have. Raises TokenizerError."""
     if where is None:
         raise TokenizerError("it needs a tokenizer; set sampling.traces.tokenizer to the model's folder")
+    path = find_tokenizer(where)
+    return _fast(path) if path.endswith(".json") else _of_its_own_kind(path)
+
+
+def _fast(path: str) -> Decode:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise TokenizerError("the package `tokenizers` is missing: pip install 'verl-shipper[tokens]'") from error
-    path = find_tokenizer(where)
     try:
         tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # the package raises plain Exception
         raise TokenizerError(f"{path}: {str(error).splitlines()[0][:200]}") from error
+    return _careful(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
 
+
+def _of_its_own_kind(folder: str) -> Decode:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise TokenizerError(f"no {FILE_NAME} in {folder}; its own kind needs the package `transformers`") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise TokenizerError(f"{folder}: {(str(error).splitlines() or [''])[0][:200]}") from error
+    return _careful(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _careful(decode_ids: Callable[[list[int]], Any]) -> Decode:
     def decode(ids: list[int]) -> str | None:
         try:
-            return str(tokenizer.decode(ids, skip_special_tokens=False))
-        except (OverflowError, TypeError, ValueError):
+            return str(decode_ids(ids))
+        except (OverflowError, TypeError, ValueError, IndexError):
             return None
 
     return decode
 
 
 def find_tokenizer(where: str) -> str:
-    """Path of the tokenizer's file. Raises TokenizerError."""
+    """Path of the tokenizer's file, or of the folder where one of another kind lies. Raises TokenizerError."""
     place = os.path.expanduser(where)
     if os.path.isfile(place):
         return place
-    candidates = [os.path.join(place, FILE_NAME)]
+    folders = [place]
     for hub in _hubs():
-        candidates += sorted(
-            glob.glob(os.path.join(hub, f"models--{where.replace('/', '--')}", "snapshots", "*", FILE_NAME))
-        )
-    for candidate in candidates:
-        if os.path.isfile(candidate):
-            return candidate
+        folders += sorted(glob.glob(os.path.join(hub, f"models--{where.replace('/', '--')}", "snapshots", "*")))
+    for folder in folders:
+        if os.path.isfile(os.path.join(folder, FILE_NAME)):
+            return os.path.join(folder, FILE_NAME)
+    for folder in folders:
+        if any(os.path.isfile(os.path.join(folder, name)) for name in OTHER_NAMES):
+            return folder
     raise TokenizerError(f"no {FILE_NAME} in {place}, and no such model in the local Hugging Face cache")
 
 

@@ -187,6 +187,11 @@ class StreamReader:
                 continue
         return 0
 
+    def segment_start(self, offset: int) -> int:
+        """Where the segment begins that holds `offset`; `offset` itself when there is none."""
+        segment, _ = self._locate(offset)
+        return offset if segment is None else segment.first_offset
+
     def _locate(self, offset: int) -> tuple[Segment | None, Segment | None]:
         """The segment that holds `offset`, and the one behind it. Looks at the folder again when it must."""
         index = segment_at(self._segments, offset)

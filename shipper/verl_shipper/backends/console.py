@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Retry
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key, Kind
-from verl_shipper.values import flatten_metrics, visible
+from verl_shipper.values import flatten_metrics, key_text, visible
 from verl_shipper_spool.record import Record, RecordKind
 
 STREAMS = ("stdout", "stderr")
@@ -98,17 +98,23 @@ def lines_of(item: Item, experiment: str, ignored: Counter[str]) -> list[str]:
             ignored.update(flat.ignored)
             pairs = (f"{name}:{number!r}" for name, number in flat.numbers.items())
             return [who + printable(" - ".join((f"step:{record.step}", *pairs)))]
+        case RecordKind.RUN_START | RecordKind.RUN_FINISH if record.body.get("forked"):
+            return []  # a helper of the run
         case RecordKind.RUN_START:
             return [who + printable(f"run {experiment} started")]
         case RecordKind.RUN_FINISH:
             code = record.body.get("exit_code")
             return [who + printable(f"run {experiment} finished, exit code {'unknown' if code is None else code}")]
         case RecordKind.GENERATIONS:
-            return [who + f"step:{record.step} - generations:{row_count(record)}"]
+            return [who + f"step:{record.step} - {printable(table_name(record))}:{row_count(record)}"]
         case RecordKind.TEXT:
             return [who + printable(f"step:{record.step} - text:{key}") for key in record.body]
         case _:
             return []
+
+
+def table_name(record: Record) -> str:
+    return key_text(record.body.get("name") or "generations")
 
 
 def row_count(record: Record) -> int:

@@ -3,6 +3,7 @@
     val_generations/step_40.json                          [{"input": …, "output": …, "score": …}, …]
     val_generations/step_40.rank_1.call_2.part_3.json     a suffix only for what is not zero
     val_generations/step_40.writer_1f3a5c7e.json          the same step again, from another process
+    tables/NAME/step_40.json                              a table that is no validation has a name
     text/notes/step_40.txt                                text/notes/no_step.txt without a step
 
 Writing the same path again replaces the file, which makes a repeat harmless and a clash of two records a loss. Hence
@@ -55,16 +56,21 @@ def generations_artifact(item: Item, claims: Claims) -> tuple[str, str]:
     stem = step_name(item.record.step)
     for word, number in (("rank", item.rank), ("call", body.get("call")), ("part", body.get("part"))):
         stem += f".{word}_{number}" if number else ""
-    path = claims.claim(f"val_generations/{stem}", ".json", item.stream_id[:8])
+    name = body.get("name")
+    folder = "/".join(["tables", *_folders(name)]) if name else "val_generations"
+    path = claims.claim(f"{folder}/{stem}", ".json", item.stream_id[:8])
     return path, json.dumps(rows_of(body), ensure_ascii=False, indent=1)
 
 
 def text_artifact(item: Item, key: Any, text: Any, claims: Claims) -> tuple[str, str]:
     """Path and content of one text of a text record."""
-    folders = [component(part, ARTIFACT_FORBIDDEN) for part in key_text(key).split("/") if part] or ["unnamed"]
-    stem = "/".join(["text", *folders, step_name(item.record.step)]) + (f".rank_{item.rank}" if item.rank else "")
+    stem = "/".join(["text", *_folders(key), step_name(item.record.step)]) + (f".rank_{item.rank}" if item.rank else "")
     path = claims.claim(stem, ".txt", f"{item.stream_id[:8]}-{item.ordinal}")
     return path, visible(text) if isinstance(text, str) else json.dumps(to_json(text), ensure_ascii=False)
+
+
+def _folders(key: Any) -> list[str]:
+    return [component(part, ARTIFACT_FORBIDDEN) for part in key_text(key).split("/") if part] or ["unnamed"]
 
 
 def rows_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:

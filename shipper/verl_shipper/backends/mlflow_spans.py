@@ -2,6 +2,7 @@
 
     trace_id (16 bytes), span_id (8)         MLflow upserts by them, so a repeat changes nothing
     mlflow.spanInputs, mlflow.spanOutputs    JSON text
+    mlflow.spanType                          what kind of step it is, by the attribute `span_type`
     mlflow.traceTag.<name>                   on the root span only: becomes a tag of the trace (`tags.step = '7'`)
 
 A server takes the message by POST /v1/traces (MLflow >= 3.4), a database store as the SDK's own span objects.
@@ -18,7 +19,8 @@ from typing import Any
 from verl_shipper.values import to_json, visible
 
 SCOPE = "verl-shipper"
-TAGGED = ("step", "sample_index", "rollout_n", "validate", "experiment_name")
+TAGGED = ("step", "sample_index", "rollout_n", "validate", "experiment_name", "uid", "reward")
+SPAN_TYPES = {"agent": "AGENT", "chat": "LLM", "tool": "TOOL", "parser": "PARSER", "chain": "CHAIN"}
 TAG_PREFIX = "mlflow.traceTag."
 TIME_NS_MAX = 2**63 - 1
 
@@ -46,6 +48,9 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
     span.status.code = Status.STATUS_CODE_ERROR if body.get("status") == "error" else Status.STATUS_CODE_OK
     attributes = body.get("attributes")
     texts = attribute_texts(attributes if isinstance(attributes, Mapping) else {})
+    span_type = SPAN_TYPES.get(str(attributes.get("span_type"))) if isinstance(attributes, Mapping) else None
+    if span_type is not None:
+        texts["mlflow.spanType"] = json_text(span_type)
     for name, value in (("mlflow.spanInputs", body.get("inputs")), ("mlflow.spanOutputs", body.get("outputs"))):
         if value is not None:  # a given null would show as text
             texts[name] = json_text(value)

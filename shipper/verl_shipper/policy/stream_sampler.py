@@ -9,7 +9,7 @@
     run_start, run_finish, file   always
     metrics                   by rank, names and steps; names that are not kept are taken out; without a step: always
     text                      by rank and names
-    generations               chosen rows
+    generations               chosen rows; a table with a name is no validation: all of it
     span                      by traces.py
 
 What waits is never more than the newest step, or one table of validation. `state` describes the stream up to the
@@ -25,11 +25,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from verl_shipper.policy.answers import Answers, Decode
 from verl_shipper.policy.patterns import UNWANTED, Names
 from verl_shipper.policy.sampling import RANK_0, RANK_ALL, REDUCTIONS, Sampling, TraceSampling
 from verl_shipper.policy.steps import Steps, Verdict
 from verl_shipper.policy.tables import INPUTS_CHARS_MAX, Table, is_first, is_last, key_of, rows_of
-from verl_shipper.policy.traces import Decode, Traces, trimmed
+from verl_shipper.policy.traces import Traces, trimmed
 from verl_shipper.policy.window import Window
 from verl_shipper.values import DEPTH_MAX, flatten_metrics, key_text
 from verl_shipper_spool.record import Record, RecordKind
@@ -100,7 +101,8 @@ class StreamSampler(Generic[Tag]):
         """`refuse`: a reason to sample out everything. `decode`: text of token ids, for `token2text`."""
         self._sampling = sampling
         self._refuse = refuse
-        self._decode = decode
+        self._samples_rows = sampling.log_val_generations is not None
+        self._answers = None if decode is None else Answers(decode)
         self._writer = writer
         self._names = Names(sampling)
         mode = sampling.log_mode
@@ -127,7 +129,7 @@ class StreamSampler(Generic[Tag]):
         if record is not None and not self._refuse:
             if record.kind is RecordKind.METRICS:
                 self._offer_metrics(entry, record)
-            elif record.kind is RecordKind.GENERATIONS and self._sampling.log_val_generations is not None:
+            elif record.kind is RecordKind.GENERATIONS and self._samples_rows and not record.body.get("name"):
                 self._offer_part(entry, record)
             elif record.kind is RecordKind.RUN_FINISH:
                 self.end()
@@ -135,6 +137,16 @@ class StreamSampler(Generic[Tag]):
         self._bytes += entry.size_bytes
         if len(self._queue) >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX:
             self.end()
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what comes may ask for what has gone by: `remember` wants the newest of it after a restart."""
+        return self._answers is not None
+
+    def remember(self, record: Record) -> None:
+        """A record that was delivered before this process began."""
+        if self._answers is not None and record.kind is RecordKind.SPAN:
+            self._answers.remember(record.body)
 
     def end(self) -> None:
         self._steps.close()
@@ -219,7 +231,7 @@ class StreamSampler(Generic[Tag]):
         if record.kind is RecordKind.SPAN:
             if not self._traces.wants(record.step, record.body):
                 return Decision(entry.tag, why=BY_TRACE)
-            body = trimmed(record.body, self._sampling.traces, self._decode)
+            body = trimmed(record.body, self._sampling.traces, self._answers)
             return Decision(entry.tag, record if body is record.body else replace(record, body=body))
         return Decision(entry.tag, record)
 

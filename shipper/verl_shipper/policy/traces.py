@@ -5,22 +5,21 @@
                                     spans; a sample is the attribute `sample_index`, or else the trace. Without a step:
                                     always
     include_prompt: false           prompts inside inputs and outputs are left out, visibly
-    token2text                      texts take the place of token ids, where the caller can decode them
+    token2text                      texts take the place of token ids (answers.py)
     max_length                      longer texts are cut, with a mark that says how much is gone
 
-Must not know: trackers, tokenizers (a function that decodes is passed in). Nothing here fails, whatever a span holds.
+Must not know: trackers, tokenizers. Nothing here fails, whatever a span holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any
 
+from verl_shipper.policy.answers import Answers
 from verl_shipper.policy.sampling import TraceSampling
 from verl_shipper.values import DEPTH_MAX, to_json
-
-Decode: TypeAlias = Callable[[list[int]], "str | None"]
 
 STEPS_MAX = 32  # steps whose samples are remembered; one that comes back later begins anew
 PROMPT_KEYS = frozenset(
@@ -65,20 +64,19 @@ class Traces:
         self._samples = {step: set(samples) for step, samples in state}
 
 
-def trimmed(body: dict[Any, Any], sampling: TraceSampling, decode: Decode | None = None) -> dict[Any, Any]:
+def trimmed(body: dict[Any, Any], sampling: TraceSampling, answers: Answers | None = None) -> dict[Any, Any]:
     """A span's body with as much in it as is wanted; the same object when that is all."""
-    if sampling.include_prompt and sampling.max_length is None and decode is None:
+    if sampling.include_prompt and sampling.max_length is None and answers is None:
         return body
     changed = dict(body)
+    if answers is not None:
+        changed["inputs"], changed["outputs"] = answers.told(body)
     if not sampling.include_prompt:
-        inputs = body.get("inputs")
+        inputs = changed.get("inputs")
         # Arguments have names; what has none is the prompt itself: text, messages or ids.
         is_named = inputs is None or isinstance(inputs, Mapping)
         changed["inputs"] = _without_prompts(inputs, 0) if is_named else LEFT_OUT
-        changed["outputs"] = _without_prompts(body.get("outputs"), 0)
-    if decode is not None:
-        for key in ("inputs", "outputs"):
-            changed[key] = _decoded(changed.get(key), decode, 0)
+        changed["outputs"] = _without_prompts(changed.get("outputs"), 0)
     if sampling.max_length is not None:
         for key in ("inputs", "outputs", "attributes"):
             changed[key] = cut(changed.get(key), sampling.max_length)
@@ -105,38 +103,6 @@ def _without_prompts(value: Any, depth: int) -> Any:
             for key, element in value.items()
         }
     return [_without_prompts(element, depth + 1) for element in value] if isinstance(value, list) else value
-
-
-def text_key(key: Any) -> str | None:
-    """Name of the text that stands for ids of this name; None for a key that names no ids."""
-    if key in ("ids", "token_ids"):
-        return "text"
-    return f"{key[:-4]}_text" if isinstance(key, str) and key.endswith("_ids") and len(key) > 4 else None
-
-
-def _decoded(value: Any, decode: Decode, depth: int) -> Any:
-    """Texts for ids, in their place. Ids that have their text beside them already are only taken out."""
-    if depth >= DEPTH_MAX:
-        return value
-    if isinstance(value, list):
-        return [_decoded(element, decode, depth + 1) for element in value]
-    if not isinstance(value, Mapping):
-        return value
-    result: dict[Any, Any] = {}
-    for key, element in value.items():
-        name = text_key(key)
-        if name is None or not _are_ids(element):
-            result[key] = _decoded(element, decode, depth + 1)
-        elif name in value:
-            continue
-        else:
-            text = decode(element)
-            result[key if text is None else name] = element if text is None else text
-    return result
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(element) is int for element in value)
 
 
 def _is_drawn(trace_id: Any, rate: float) -> bool:

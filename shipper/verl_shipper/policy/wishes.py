@@ -2,7 +2,7 @@
 
     trainer.log_frequency, trainer.log_val_generations
     actor_rollout_ref.rollout.trace.{backend, token2text, max_length, include_prompt, max_samples_per_step_per_worker}
-    actor_rollout_ref.model.path          where the tokenizer is, for token2text
+    actor_rollout_ref.model.{tokenizer_path, path}    where the tokenizer is, for token2text
     trainer.logger                        the backends it wants (without `shipper`)
 
 What an operator has set stands; a run may fill in the rest, as far as `run_may_choose` names it. A wish that makes no
@@ -25,14 +25,14 @@ def wishes_of(config: Any) -> dict[str, Any]:
     """The wishes in a run's configuration, by the names of CHOICES; of `traces` by key."""
     trainer = _section(config, "trainer")
     actor = _section(config, "actor_rollout_ref")
-    trace = _section(_section(actor, "rollout"), "trace")
+    trace, model = _section(_section(actor, "rollout"), "trace"), _section(actor, "model")
     traces = {
         "backend": _text(trace.get("backend")),
         "token2text": _flag(trace.get("token2text")),
         "include_prompt": _flag(trace.get("include_prompt")),
         "max_length": _count(trace.get("max_length"), 1),
         "max_samples_per_step_per_worker": _count(trace.get("max_samples_per_step_per_worker"), 1),
-        "tokenizer": _text(_section(actor, "model").get("path")),
+        "tokenizer": _text(model.get("tokenizer_path")) or _text(model.get("path")),
     }
     found = {
         "log_frequency": _frequency(trainer.get("log_frequency")),

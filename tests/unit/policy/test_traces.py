@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.samples import ODD_BODIES, ODD_VALUES, span
+from verl_shipper.policy.answers import Answers
 from verl_shipper.policy.sampling import TraceSampling
 from verl_shipper.policy.traces import LEFT_OUT, STEPS_MAX, Traces, cut, trimmed
 from verl_shipper_spool.record import Record
@@ -129,7 +130,7 @@ def test_fields_may_be_anything(name: str, value: Any) -> None:
     body = span(1, 1).body | {name: value}
 
     Traces(ALL_KNOBS).wants(1, body)
-    assert trimmed(body, ALL_KNOBS, lambda _ids: "text").keys() >= body.keys()
+    assert trimmed(body, ALL_KNOBS, Answers(lambda _ids: "text")).keys() >= body.keys()
 
 
 @pytest.mark.parametrize("value", ODD_VALUES)
@@ -143,4 +144,4 @@ def test_a_samples_index_may_be_anything_and_counts_as_one(value: Any) -> None:
 @pytest.mark.parametrize("body", ODD_BODIES)
 def test_a_body_may_be_anything(body: dict[Any, Any]) -> None:
     Traces(ALL_KNOBS).wants(None, body)
-    trimmed(body, ALL_KNOBS, lambda _ids: None)
+    trimmed(body, ALL_KNOBS, Answers(lambda _ids: None))

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from unit.shipper.scripted import BACKEND, Bench
 from verl_shipper.lane_intake import Order
+from verl_shipper.policy.answers import Answers
 from verl_shipper.policy.sampling import TraceSampling
 from verl_shipper.policy.traces import trimmed
 from verl_shipper.tokens import TokenizerError, find_tokenizer, load_decoder
@@ -57,7 +58,7 @@ def test_texts_take_the_place_of_ids_wherever_they_stand(model: Path) -> None:
         "outputs": {"response_ids": [6], "response_text": "four", "log_probs": [0.1], "_ids": [1]},
     }
 
-    shown = trimmed(body, TraceSampling(token2text=True), load_decoder(str(model)))
+    shown = trimmed(body, TraceSampling(token2text=True), Answers(load_decoder(str(model))))
 
     assert shown["inputs"]["prompt_text"].replace(" ", "") == "2+2="
     assert shown["inputs"]["turns"] == [{"text": "4"}]
@@ -69,7 +70,7 @@ def test_texts_take_the_place_of_ids_wherever_they_stand(model: Path) -> None:
 def test_ids_that_no_tokenizer_has_stay_as_they_are(model: Path) -> None:
     decode = load_decoder(str(model))
 
-    assert trimmed({"inputs": {"ids": [-1, 2**70]}}, TraceSampling(), decode)["inputs"] == {"ids": [-1, 2**70]}
+    assert trimmed({"inputs": {"ids": [-1, 2**70]}}, TraceSampling(), Answers(decode))["inputs"] == {"ids": [-1, 2**70]}
 
 
 def test_a_tokenizer_is_found_by_folder_file_and_model_name(model: Path, tmp_path: Path, monkeypatch: Any) -> None:

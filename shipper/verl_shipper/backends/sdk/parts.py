@@ -58,7 +58,8 @@ def exit_code_of(finish: Item) -> int:
 def table_key(body: Mapping[Any, Any]) -> str:
     """Parts of one table, and tables of one step, side by side."""
     part, call = body.get("part") or 0, body.get("call") or 0
-    return GENERATIONS_KEY + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
+    key = key_text(body["name"]) if body.get("name") else GENERATIONS_KEY
+    return key + (f"_{call + 1}" if call else "") + (f"_part_{part + 1}" if part else "")
 
 
 def table_of(body: Mapping[Any, Any], empty: Any) -> tuple[list[str], list[list[Any]]]:

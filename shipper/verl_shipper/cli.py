@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -82,11 +83,11 @@ def run(
 
     \b
     verl-shipper run --backend file --set backends.file.dir=./records
-    verl-shipper run --backend mlflow -- python -m verl.trainer.main_ppo trainer.logger='["console","shipper"]'
+    verl-shipper run -- python -m verl.trainer.main_ppo trainer.logger='["console","mlflow"]' …
     """
     from verl_shipper import serve
 
-    request = _request(config_path, overrides, backends, state_dir, socket, adopt)
+    request = replace(_request(config_path, overrides, backends, state_dir, socket, adopt), command=tuple(command))
     config = _load(request)
     sys.exit(serve.beside(config, command, drain_timeout, request) if command else serve.serve(config, request))
 
@@ -159,6 +160,7 @@ def status(as_json: bool, watch: bool, state_dir: str | None) -> None:
 @main.command()
 @_config_options
 @click.option("--socket", metavar="ADDR", help="The daemon's address, as given to `run`.")
+@click.option("--verl", "with_verl", is_flag=True, help="Look at the verl of this Python, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(
     config_path: str | None,
@@ -166,12 +168,14 @@ def doctor(
     overrides: Sequence[str],
     state_dir: str | None,
     socket: str | None,
+    with_verl: bool,
     as_json: bool,
 ) -> None:
     """Check this machine, the daemon and the way to every tracker. Exit code 1 when something fails.
 
     \b
     verl-shipper doctor --backend mlflow --set backends.mlflow.tracking_uri=http://tracker:5000
+    verl-shipper doctor --verl
     """
     from verl_shipper import doctor as examination
     from verl_shipper.checks import Level
@@ -180,7 +184,7 @@ def doctor(
     colors = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
     width = examination.width_of(config)
     lines = []
-    for line in examination.examine(config):
+    for line in examination.examine(config, with_verl=with_verl):
         lines.append(line)
         level = line.finding.level
         if not as_json:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_shipper import config_names
+from verl_shipper.command import trackers_in
 from verl_shipper.config_keys import (
     LOGGER,
     LOGGER_VARIABLE,
@@ -32,6 +33,7 @@ from verl_shipper.errors import ConfigError
 from verl_shipper.policy.wishes import MAY_CHOOSE
 from verl_shipper.schema import Node, accept, node_of
 from verl_shipper_spool.location import EXPERIMENT_VARIABLE, PROJECT_VARIABLE
+from verl_shipper_spool.verl_names import PLUGIN_NAME
 
 ADOPT_POLL_S = 2.0  # file events only hasten this; it is what a shared file system without events gets
 SETTLE_S = 0.1  # acknowledgements wait at most so long for company in one fsync
@@ -39,7 +41,7 @@ STATUS_S = 2.0  # how often the daemon writes down what `status` shows of itself
 RECLAIM_S = 5.0
 
 PLACES = ("spool_dir", "state_dir", "socket", "adopt")  # fixed for a daemon's life
-SHIPPER = "shipper"  # our own name in a trainer's list of loggers
+SHIPPER = PLUGIN_NAME  # our own name in a trainer's list of loggers
 NAMELESS = ("", "null", "none")  # what stands for no backend
 
 
@@ -79,11 +81,14 @@ class Request:
     state_dir: str | None = None
     socket: str | None = None
     adopt: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # what runs beside the daemon: it may name trackers itself
 
     def load(self, *, need_backends: bool = True, with_faults: bool = False) -> Config:
         """The configuration, with the command line's places on top. Raises ConfigError; not for what is wrong in a
         backend's section, when `with_faults`: `check_backends` does then."""
-        found, problems = examine_config(self.path, self.overrides, self.backends, need_backends=need_backends)
+        found, problems = examine_config(
+            self.path, self.overrides, self.backends, need_backends=need_backends, command=self.command
+        )
         borne = [error for faults in found.faults.values() for error in faults] if with_faults else []
         for problem in problems:
             if problem not in borne:
@@ -113,7 +118,12 @@ def load_config(
 
 
 def examine_config(
-    path: str | None, overrides: Sequence[str], backends: Sequence[str], *, need_backends: bool = True
+    path: str | None,
+    overrides: Sequence[str],
+    backends: Sequence[str],
+    *,
+    need_backends: bool = True,
+    command: Sequence[str] = (),
 ) -> tuple[Config, list[ConfigError]]:
     """The same with everything that is wrong. Raises ConfigError only for what cannot be read at all."""
     from verl_shipper.config_source import overlay, read_file
@@ -124,7 +134,7 @@ def examine_config(
     for override in overrides:
         overlay(root, override)
     gathered = gather(root, twice)
-    chosen = _Chooser(gathered, path or "command line").choose(backends, need_backends=need_backends)
+    chosen = _Chooser(gathered, path or "command line", command).choose(backends, need_backends=need_backends)
     return _config(root, gathered, chosen, path or "command line"), gathered.problems
 
 
@@ -157,6 +167,7 @@ class _Chooser:
 
     gathered: Any
     source: str
+    command: Sequence[str] = ()
 
     def choose(self, named: Sequence[str], *, need_backends: bool) -> list[str]:
         asked = self._asked(named)
@@ -171,7 +182,8 @@ class _Chooser:
         return chosen
 
     def _asked(self, named: Sequence[str]) -> dict[str, str]:
-        """Names with the place that names them: command line, the trainer's list, sections, the environment."""
+        """Names with the place that names them: command line, the trainer's list, sections, the environment, the
+        command beside the daemon."""
         if named:
             return {name: f"--backend {name}" for name in named}
         logger = self.gathered.best("trainer.logger")
@@ -184,7 +196,9 @@ class _Chooser:
         if listed:
             return {name: origin for name, origin in listed.items() if name != SHIPPER}
         variable = os.environ.get(LOGGER_VARIABLE, "")
-        return {name: f"${LOGGER_VARIABLE}" for name in _names(variable) if name != SHIPPER}
+        if variable.strip():
+            return {name: f"${LOGGER_VARIABLE}" for name in _names(variable) if name != SHIPPER}
+        return dict.fromkeys(trackers_in(self.command), "the command's trainer.logger")
 
     def _exists(self, name: str, origin: str) -> bool:
         from verl_shipper.backends import known_names

@@ -1,6 +1,7 @@
 """`verl-shipper doctor`: what stands between this machine's records and their trackers.
 
     spool  socket  state  daemon  disk        this file, folders.py
+    verl                                      verl_check.py, when asked for
     file, console, mlflow, …                  each backend's own `diagnose`, with checks.py
 
 Every finding is one line: level, topic, what is so, what to type next. Changes nothing; a check that breaks is itself a
@@ -22,6 +23,7 @@ from typing import Any
 
 import zmq
 
+from verl_shipper import verl_check
 from verl_shipper.backends import load_backend
 from verl_shipper.checks import Finding, Level
 from verl_shipper.config import Config, check_backends
@@ -38,7 +40,7 @@ from verl_shipper_spool.redact import scrub
 from verl_shipper_spool.wire import Data, Greet, pack, unpack_from_daemon
 
 STATE_FILE = "daemon.sqlite3"
-TOPICS = ("spool", "socket", "state", "daemon", "disk")
+TOPICS = ("spool", "socket", "state", "daemon", "disk", "workers")
 ANSWER_S = 3.0  # a daemon in the middle of a turn may take a while
 # Bytes of a stream that nobody greeted: a daemon answers, and keeps nothing.
 NO_STREAM = "0" * 32
@@ -66,7 +68,7 @@ def width_of(config: Config) -> int:
     return max(map(len, (*TOPICS, *config.backends)))
 
 
-def examine(config: Config) -> Iterator[Line]:
+def examine(config: Config, *, with_verl: bool = False) -> Iterator[Line]:
     """All findings, each as soon as it is known."""
     places, broken = _places(config)
     known = report(places.state_dir)
@@ -76,14 +78,23 @@ def examine(config: Config) -> Iterator[Line]:
         ("state", _state(places, known)),
         ("daemon", _daemon(places, known)),
         ("disk", _disks(places, config.node_quota_bytes)),
+        *(_verl(places) if with_verl else ()),
         *((name, _backend(name, config)) for name in config.backends),
     ]
     for topic, findings in checks:
         for finding in _safely(findings):
             yield Line(topic, Finding(finding.level, _plain(finding.what), _plain(finding.hint)))
-    if not config.backends:
+    if not config.backends and not with_verl:
         hint = "verl-shipper doctor --backend NAME, or --config FILE"
         yield Line("backends", Finding(Level.WARN, "no backend is chosen, none was looked at", hint))
+
+
+def _verl(places: Places) -> Iterator[tuple[str, Iterator[Finding]]]:
+    yield "verl", verl_check.verl_findings()
+    yield "driver", verl_check.driver_findings()
+    yield "workers", verl_check.worker_findings()
+    yield "asked", verl_check.asked_findings()
+    yield "seen", verl_check.seen_findings(iter((places.spool_dir, os.path.join(places.state_dir, "spool"))))
 
 
 def _places(config: Config) -> tuple[Places, Finding | None]:

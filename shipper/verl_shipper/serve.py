@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from verl_shipper import status
+from verl_shipper.command import additions
 from verl_shipper.config import Config, Request, check_backends
 from verl_shipper.daemon import Daemon, Places, opened, places_of
 from verl_shipper.errors import HeldError, ShipperError
@@ -47,7 +48,7 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float, reque
     reload = _reload(config, request)
     with _told_to_end() as told, _hung_up(reload), opened(config, places, reload) as daemon:
         _say_ready(daemon)
-        environment = os.environ | {SPOOL_VARIABLE: places.spool_dir}
+        environment = os.environ | additions(os.environ) | {SPOOL_VARIABLE: places.spool_dir}
         if daemon.listener.bound:
             environment[SOCKET_VARIABLE] = daemon.listener.bound[0]
         try:

@@ -31,17 +31,13 @@ from verl_shipper_spool.location import (
     SOCKET_VARIABLE,
     SPOOL_VARIABLE,
 )
+from verl_shipper_spool.verl_names import MODULES_VARIABLE, PLUGIN_MODULE, TAKEOVER_VARIABLE, TRUE_WORDS
 
-PLUGIN_MODULE = "verl_shipper_client.verl_plugin"
-TAKEOVER_VARIABLE = "VERL_SHIPPER_TAKEOVER"
-MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"  # verl 0.6.1 and later import what it names
-NAME = "shipper"  # in trainer.logger and rollout.trace.backend
 # Trackers whose place we take when asked to. The console stays verl's own: it imports nothing and sends nothing.
 TAKEN = frozenset(
     {"wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml", "trackio", "file", "weave"}
 )
 FINISH_S = 3.0  # how long the end of a training may wait for the daemon; the rest it takes from the spool
-_TRUE = ("1", "true", "yes", "on")
 _RUN_ID_BYTES = 8
 # The parts of a configuration that decide how a helper's records are sampled; the head brings the whole of it.
 _TRAINER_KEYS = ("logger", "log_frequency", "log_val_generations", "wandb_proxy")
@@ -149,7 +145,7 @@ def wishes_of(config: Any) -> Wishes:
 
     takeover = os.environ.get(TAKEOVER_VARIABLE) or str(_get(section, "takeover"))
     return Wishes(
-        takeover=takeover.strip().lower() in _TRUE,
+        takeover=takeover.strip().lower() in TRUE_WORDS,
         spool_dir=text(SPOOL_VARIABLE, "spool_dir"),
         socket=text(SOCKET_VARIABLE, "socket"),
         run_id=text(RUN_ID_VARIABLE, "run_id"),

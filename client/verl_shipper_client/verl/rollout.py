@@ -29,11 +29,12 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from verl_shipper_client.span import Span
-from verl_shipper_client.verl.job import JOB, NAME, TAKEN
+from verl_shipper_client.verl.job import JOB, TAKEN
 from verl_shipper_client.verl.patch import MARK, safely, tell_once, wrap
 from verl_shipper_client.verl.seen import Describe, call_of, describe_op, fields_of, scalar
 from verl_shipper_client.verl.training import watch_subclasses
 from verl_shipper_client.verl.trajectory import IDENTITY, Trajectory
+from verl_shipper_spool.verl_names import PLUGIN_NAME as NAME
 
 V1_MODULES = ("verl.trainer.ppo.v1.agent_loop_tq", "verl.trainer.main_ppo_sync")
 STEPS_MAX = 32  # steps whose samples are remembered; one that comes back later begins anew

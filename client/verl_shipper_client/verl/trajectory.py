@@ -102,14 +102,12 @@ def shared_prefix(left: list[Any], right: list[Any]) -> int:
 
 def runs_of(mask: Any) -> Any:
     """A mask as pairs of value and length: [1, 1, 0] → [[1, 2], [0, 1]]; anything else as it is."""
-    if not _is_list(mask):
+    if not _is_list(mask) or mask.count(0) + mask.count(1) != len(mask):
         return mask
     runs: list[list[Any]] = []
     start = 0
     while start < len(mask):
         value = mask[start]
-        if value not in (0, 1):
-            return mask
         try:
             end = mask.index(1 - value, start)
         except ValueError:

@@ -109,9 +109,9 @@ def _generation(names: list[str], row: Iterable[Any], told: dict[str, Any], show
         cells[name] = cell
     messages = []
     for role, wanted in (("user", INPUTS), ("assistant", OUTPUTS)):
-        name = next((name for name in wanted if name in cells), next(iter(cells), None))
-        if name is not None:
-            messages.append({"role": role, "content": shown.text(cells.pop(name))})
+        chosen = next((name for name in wanted if name in cells), next(iter(cells), None))
+        if chosen is not None:
+            messages.append({"role": role, "content": shown.text(cells.pop(chosen))})
     rest = {name: shown.value(cell) for name, cell in cells.items()}
     return _trace(messages, {**rest, "source": "validation_generations", **told})
 

@@ -38,4 +38,4 @@ class TrackioReader:
         return list(self._storage.get_alerts(self._name(run.project)))
 
     def _name(self, project: str) -> str:
-        return project_name(project, self._storage.validate_project_name)
+        return project_name(project, getattr(self._storage, "validate_project_name", None))

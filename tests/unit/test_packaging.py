@@ -21,7 +21,10 @@ import verl_shipper_spool
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"verl_shipper": "shipper", "verl_shipper_client": "client", "verl_shipper_spool": "spool"}
-HEAVY = ("torch", "numpy", "asyncio", "sqlite3", "click", "rich", "omegaconf", "watchdog", "wandb", "mlflow", "swanlab", "trackio")
+HEAVY = (
+    *("torch", "numpy", "asyncio", "sqlite3", "click", "rich", "omegaconf", "watchdog"),
+    *("wandb", "mlflow", "swanlab", "trackio"),
+)
 
 
 @pytest.fixture(scope="module")

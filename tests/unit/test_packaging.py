@@ -21,7 +21,10 @@ import verl_shipper_spool
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"verl_shipper": "shipper", "verl_shipper_client": "client", "verl_shipper_spool": "spool"}
-HEAVY = ("torch", "numpy", "asyncio", "sqlite3", "click", "rich", "omegaconf", "watchdog", "wandb", "mlflow", "swanlab")
+HEAVY = (
+    *("torch", "numpy", "asyncio", "sqlite3", "click", "rich", "omegaconf", "watchdog"),
+    *("wandb", "mlflow", "swanlab", "trackio"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def test_the_metadata_says_what_it_needs(wheel: zipfile.ZipFile) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     always = {need.split(">")[0].strip() for need in needs if "extra ==" not in need}
     assert always == {"pyzmq", "msgpack", "watchdog", "click", "rich", "omegaconf"}
-    assert {"wandb", "mlflow", "swanlab", "all", "test"} <= set(metadata.get_all("Provides-Extra") or [])
+    assert {"wandb", "mlflow", "swanlab", "trackio", "all", "test"} <= set(metadata.get_all("Provides-Extra") or [])
 
 
 def test_the_source_distribution_can_be_built_and_tested(built: Path) -> None:
@@ -167,6 +170,7 @@ def test_the_command_line_starts_without_the_trackers() -> None:
         "wandb",
         "mlflow",
         "swanlab",
+        "trackio",
         "torch",
         "numpy",
     }

@@ -18,6 +18,7 @@ BUILT_IN = {
     "file": "verl_shipper.backends.file:FileBackend",
     "mlflow": "verl_shipper.backends.mlflow:MlflowBackend",
     "swanlab": "verl_shipper.backends.swanlab:SwanlabBackend",
+    "trackio": "verl_shipper.backends.trackio:TrackioBackend",
     "wandb": "verl_shipper.backends.wandb:WandbBackend",
 }
 

@@ -108,7 +108,8 @@ def _values(item: Item, batch: Batch, made: Plan, shown: Shown) -> dict[str, Any
             return _start(item, batch, made)
         case RecordKind.GENERATIONS:
             traces = generation_traces(item, shown)
-            return {GENERATIONS_KEY: traces} if traces else None
+            named = item.record.body.get("name")
+            return {_name(named) if named else GENERATIONS_KEY: traces} if traces else None
         case RecordKind.SPAN:
             return {span_key(record.body): span_trace(item, batch.run.experiment, shown)}
         case RecordKind.TEXT:

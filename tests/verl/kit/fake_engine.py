@@ -1,9 +1,9 @@
 """
-What a verl job needs in place of a GPU: named in VERL_USE_EXTERNAL_MODULES, so that its command line stays an ordinary one.
+What a verl job needs in place of a GPU: VERL_USE_EXTERNAL_MODULES names it, the command line stays an ordinary one.
 
-Everything hangs on verl's own points of extension: a platform (the CPU), the rollout replica registry and the table of rollout
-engines ("vllm" is answered by `fake_rollout`, whose model is a script). verl's real FSDP engine then trains a tiny model with gloo.
-Two places need a patch: torch refuses "cpu:gloo,cpu:gloo", and torch.cpu lacks the memory questions that verl asks its device.
+Everything hangs on verl's own points of extension: a platform (the CPU), the registry of rollout replicas, the table of
+rollout engines. "vllm" is answered by `fake_rollout`, whose model is a script; verl's real FSDP engine trains a tiny model
+with gloo. Two things are patched: torch refuses "cpu:gloo,cpu:gloo", and torch.cpu knows no questions about memory.
 
 Must not load verl's tracking of rollouts: whoever patches it has to find it unbound, as in a job without this module.
 """
@@ -11,6 +11,7 @@ Must not load verl's tracking of rollouts: whoever patches it has to find it unb
 import functools
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -19,8 +20,6 @@ from typing import Any
 import torch
 from verl.plugin.platform import set_platform
 from verl.plugin.platform.platform_base import PlatformBase
-from verl.workers.rollout import base as rollout_base
-from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 
 class CpuPlatform(PlatformBase):  # type: ignore[misc]
@@ -111,10 +110,19 @@ def _name_gloo_once() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
+def _answer_for_vllm() -> None:
+    from verl.workers.rollout import base
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    RolloutReplicaRegistry.register("vllm", lambda: importlib.import_module("fake_rollout").ScriptedReplica)
+    base._ROLLOUT_REGISTRY["vllm", "async"] = "fake_rollout.ScriptedAdapter"
+
+
+# transformers loads scikit-learn where it finds it (mlflow brings it): two seconds in each of ten processes.
+sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
+# verl's FSDP engines are registered for "cuda" and "npu"; they are at home on the CPU, too.
+os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 set_platform(CpuPlatform())
 _give_the_cpu_a_memory()
 _name_gloo_once()
-# verl's FSDP engines are registered for "cuda" and "npu"; they are at home on the CPU, too.
-os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-RolloutReplicaRegistry.register("vllm", lambda: importlib.import_module("fake_rollout").ScriptedReplica)
-rollout_base._ROLLOUT_REGISTRY["vllm", "async"] = "fake_rollout.ScriptedAdapter"
+_answer_for_vllm()

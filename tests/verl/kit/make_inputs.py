@@ -36,10 +36,10 @@ CHAT_TEMPLATE = """
 """
 SAMPLE_TEXT = """
 What is 17*24? The answer is 408. I had better compute that. I have no idea. system user assistant # Tools
-<tools> {"type": "function", "function": {"name": "calculator", "description": "Multiplies two whole numbers.", "parameters":
-{"type": "object", "properties": {"expression": {"type": "string", "description": "The product to compute, such as 6*7."}},
-"required": ["expression"]}}} </tools> <tool_call> {"name": "calculator", "arguments": {"expression": "3*4"}} </tool_call>
-<tool_response> </tool_response>
+<tools> {"type": "function", "function": {"name": "calculator", "description": "Multiplies two whole numbers.",
+"parameters": {"type": "object", "properties": {"expression": {"type": "string",
+"description": "The product to compute, such as 6*7."}}, "required": ["expression"]}}} </tools>
+<tool_call> {"name": "calculator", "arguments": {"expression": "3*4"}} </tool_call> <tool_response> </tool_response>
 """
 
 
@@ -48,7 +48,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=SPECIAL, initial_alphabet=alphabet)
     tokenizer.train_from_iterator([SAMPLE_TEXT] * 2, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -1,4 +1,4 @@
-"""The reward: `reward.custom_reward_function.path` names this file. What it returns beside the score are verl's reward_extra_info."""
+"""The reward; `reward.custom_reward_function.path` names this file. All that it returns is verl's reward_extra_info."""
 
 import re
 from typing import Any

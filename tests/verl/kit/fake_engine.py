@@ -2,8 +2,8 @@
 What a verl job needs in place of a GPU: VERL_USE_EXTERNAL_MODULES names it, the command line stays an ordinary one.
 
 Everything hangs on verl's own points of extension: a platform (the CPU), the registry of rollout replicas, the table of
-rollout engines. "vllm" is answered by `fake_rollout`, whose model is a script; verl's real FSDP engine trains a tiny model
-with gloo. Two things are patched: torch refuses "cpu:gloo,cpu:gloo", and torch.cpu knows no questions about memory.
+rollout engines. "vllm" is answered by `fake_rollout`, whose model is a script; verl's own FSDP engine trains a model
+of one layer with gloo. Two things are patched: torch refuses "cpu:gloo,cpu:gloo", and torch.cpu knows nothing about memory.
 
 Must not load verl's tracking of rollouts: whoever patches it has to find it unbound, as in a job without this module.
 """

@@ -3,7 +3,7 @@ What a verl job needs in place of a GPU: VERL_USE_EXTERNAL_MODULES names it, the
 
 Everything hangs on verl's own points of extension: a platform (the CPU), the registry of rollout replicas, the table of
 rollout engines. "vllm" is answered by `fake_rollout`, whose model is a script; verl's own FSDP engine trains a model
-of one layer with gloo. Two things are patched: torch refuses "cpu:gloo,cpu:gloo", and torch.cpu knows nothing about memory.
+of one layer with gloo. Two things are patched: torch refuses "cpu:gloo,cpu:gloo", and torch.cpu knows of no memory.
 
 Must not load verl's tracking of rollouts: whoever patches it has to find it unbound, as in a job without this module.
 """

@@ -1,0 +1,180 @@
+"""Real verl jobs without a GPU: `python -m verl.trainer.main_ppo` with ordinary overrides, in a Ray of its own.
+
+This knows the command line, the environment, the end of a job; `verl/kit` holds what stands in for GPU and model.
+Promises: no process of a job outlives its run, whatever became of it; no cluster of somebody else's is joined.
+Must not know: what is tested. verl itself is imported by the job alone, never by the process of the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.processes import children, descendants, kill, wait_gone
+
+KIT = Path(__file__).parents[1] / "verl" / "kit"
+JOB_S = 500.0  # a job takes about a minute of two idle cores, nearly all of it imports in ten processes
+LAST_WORDS_S = 20.0  # how long Ray may take to end what it started
+# Ray's own sockets lie below its folder and may have 107 characters: pytest's folders are too long for it.
+RAY_TMP_PREFIX = "vr-"
+# What a user's shell could bring in that would change a job under test.
+_NOT_INHERITED = ("RAY_", "VERL_", "WANDB_", "MLFLOW_", "SWANLAB_", "TENSORBOARD_", "HYDRA_", "CUDA_", "PYTEST_")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What became of a job."""
+
+    exit_code: int
+    output: str  # stdout and stderr of the driver; Ray sends the actors' there, too
+
+    def check(self) -> Finished:
+        assert self.exit_code == 0, f"the job ended with {self.exit_code}:\n{self.output[-6000:]}"
+        return self
+
+
+def make_inputs(folder: Path) -> Path:
+    """A tiny model with a tokenizer, and data. Takes seconds: make them once for many jobs."""
+    command = [sys.executable, str(KIT / "make_inputs.py"), str(folder)]
+    subprocess.run(command, check=True, env=job_environment(folder), capture_output=True, timeout=JOB_S)
+    return folder
+
+
+def job_environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a job's driver: what is set here reaches every actor of a Ray which that driver starts."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
+    return inherited | {
+        "PYTHONPATH": str(KIT),
+        "VERL_USE_EXTERNAL_MODULES": "fake_engine",
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **(extra or {}),
+    }
+
+
+def overrides(inputs: Path, folder: Path) -> list[str]:
+    """The command line of a small GRPO run: two steps, validation before the first and after the last."""
+    model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+    return [
+        "algorithm.adv_estimator=grpo",
+        f"data.train_files={inputs}/train.parquet",
+        f"data.val_files={inputs}/val.parquet",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=512",
+        "data.max_response_length=256",
+        "data.dataloader_num_workers=0",
+        f"{model}.path={inputs}/model",
+        f"{model}.use_remove_padding=False",  # would need flash attention
+        f"+{model}.override_config.attn_implementation=sdpa",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.actor.use_torch_compile=False",
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+        f"{rollout}.name=vllm",
+        f"{rollout}.n=2",
+        f"{rollout}.tensor_model_parallel_size=1",
+        f"{rollout}.log_prob_micro_batch_size_per_gpu=8",
+        f"{rollout}.agent.num_workers=2",
+        f"{rollout}.multi_turn.function_tool_path={KIT}/calculator.py",
+        f"reward.custom_reward_function.path={KIT}/reward.py",
+        "reward.num_workers=1",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        "trainer.n_gpus_per_node=1",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=2",
+        "trainer.log_val_generations=2",
+        "trainer.resume_mode=disable",
+        'trainer.logger=["console","file"]',
+        "trainer.project_name=sums",
+        "trainer.experiment_name=first",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        f"hydra.run.dir={folder}/hydra",
+    ]
+
+
+def ray_overrides(ray_folder: Path) -> list[str]:
+    """A Ray of the job's own, which counts CPUs and GPUs that the machine need not have."""
+    return [
+        "ray_kwargs.ray_init.num_cpus=16",
+        "+ray_kwargs.ray_init.num_gpus=1",
+        "+ray_kwargs.ray_init.address=local",
+        "+ray_kwargs.ray_init.include_dashboard=False",
+        "+ray_kwargs.ray_init.object_store_memory=200000000",
+        f"+ray_kwargs.ray_init._temp_dir={ray_folder}",
+    ]
+
+
+@contextlib.contextmanager
+def ray_folder() -> Iterator[Path]:
+    """Where a Ray keeps its sessions. Its logs are gone with it."""
+    path = Path(tempfile.mkdtemp(prefix=RAY_TMP_PREFIX, dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def run_job(
+    folder: Path,
+    inputs: Path,
+    extra_overrides: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
+    timeout_s: float = JOB_S,
+) -> Finished:
+    """Run `python -m verl.trainer.main_ppo` to its end. Later overrides win: `extra_overrides` may change anything."""
+    with ray_folder() as ray:
+        arguments = [*overrides(inputs, folder), *ray_overrides(ray), *extra_overrides]
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
+        return run_command(command, folder, job_environment(folder, extra_env), timeout_s)
+
+
+def run_command(command: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float = JOB_S) -> Finished:
+    """Run one command in `folder` to its end and end all that it left."""
+    before = set(children(os.getpid()))
+    path = folder / "output.txt"
+    with open(path, "wb") as file:
+        process = subprocess.Popen(command, cwd=folder, env=dict(env), stdout=file, stderr=subprocess.STDOUT)
+        try:
+            exit_code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            exit_code = -signal.SIGKILL
+        finally:
+            _end(process, before)
+    return Finished(exit_code, path.read_text(errors="replace"))
+
+
+def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:
+    """Orphans of a job become children of the test process (see conftest), so that none escapes."""
+
+    def left() -> list[int]:
+        mine = [pid for pid in children(os.getpid()) if pid not in before]
+        return [*mine, *(pid for parent in mine for pid in descendants(parent))]
+
+    if process.poll() is not None:
+        with contextlib.suppress(AssertionError):
+            wait_gone(left(), LAST_WORDS_S)
+    while pids := left():
+        for pid in pids:
+            kill(pid)
+        wait_gone(pids, LAST_WORDS_S)
+    process.wait(LAST_WORDS_S)
+
+
+def metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """What verl's own file logger wrote: (step, data) for each `Tracking.log`."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [(entry["step"], entry["data"]) for entry in map(json.loads, lines)]

@@ -94,7 +94,7 @@ def _verl(places: Places) -> Iterator[tuple[str, Iterator[Finding]]]:
     yield "driver", verl_check.driver_findings()
     yield "workers", verl_check.worker_findings()
     yield "asked", verl_check.asked_findings()
-    yield "seen", verl_check.seen_findings(iter((places.spool_dir, os.path.join(places.state_dir, "spool"))))
+    yield "seen", verl_check.seen_findings(places.spool_dir, os.path.join(places.state_dir, STATE_FILE))
 
 
 def _places(config: Config) -> tuple[Places, Finding | None]:

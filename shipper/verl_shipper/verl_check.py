@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from importlib import metadata
 
 from verl_shipper.checks import Finding, Level
 from verl_shipper.command import verl_version
+from verl_shipper.store import open_store_read_only
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, decode_header
 from verl_shipper_spool.verl_names import (
@@ -132,13 +134,12 @@ def asked_findings() -> Iterator[Finding]:
     yield Finding(Level.OK, f"a job ships what its trainer.logger lists as {PLUGIN_NAME}, and nothing else", hint)
 
 
-def seen_findings(folders: Iterator[str]) -> Iterator[Finding]:
+def seen_findings(spool: str, state_file: str) -> Iterator[Finding]:
     """Processes that have shipped something through this machine, by run, newest first."""
     runs: dict[str, list[StreamHeader]] = {}
-    for folder in folders:
-        for header in _headers(folder):
-            if header.stream_class == SCALARS:
-                runs.setdefault(header.run_id, []).append(header)
+    for header in {each.stream_id: each for each in (*_waiting(spool), *_taken(state_file))}.values():
+        if header.stream_class == SCALARS:
+            runs.setdefault(header.run_id, []).append(header)
     newest = sorted(runs.values(), key=lambda headers: max(each.created_ns for each in headers), reverse=True)
     for headers in newest[:RUNS_SHOWN]:
         heads = {each.writer_id: each.process.pid for each in headers if not each.forked}
@@ -153,13 +154,25 @@ def seen_findings(folders: Iterator[str]) -> Iterator[Finding]:
         yield Finding(Level.OK, "no process has shipped anything through this machine yet")
 
 
-def _headers(folder: str) -> Iterator[StreamHeader]:
+def _waiting(spool: str) -> Iterator[StreamHeader]:
+    """Streams that trainers have left for a daemon."""
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = os.listdir(folder)
+        names = os.listdir(spool)
     for name in names:
-        with contextlib.suppress(OSError, CorruptionError), open(os.path.join(folder, name, HEADER_NAME), "rb") as file:
+        with contextlib.suppress(OSError, CorruptionError), open(os.path.join(spool, name, HEADER_NAME), "rb") as file:
             yield decode_header(file.read())
+
+
+def _taken(state_file: str) -> Iterator[StreamHeader]:
+    """Streams that the daemon has taken, delivered ones too."""
+    database = open_store_read_only(state_file)
+    if database is None:
+        return
+    with contextlib.closing(database), contextlib.suppress(sqlite3.Error):
+        for (content,) in database.execute("SELECT header FROM streams"):
+            with contextlib.suppress(CorruptionError):
+                yield decode_header(content)
 
 
 def _running_cluster() -> str:

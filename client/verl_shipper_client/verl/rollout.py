@@ -276,7 +276,9 @@ class _Operation:
     def _identify(self, root: Span) -> None:
         """The arguments of an agent loop say which trajectory this is; verl's own word for it may be a batch's."""
         assert self._trajectory is not None
-        self._trajectory.messages = fields_of(self._inputs.pop("raw_prompt", None), depth=4)
+        messages = self._trajectory.messages = self._inputs.pop("raw_prompt", None)
+        # A dataset may have the same conversation in a column of its own.
+        self._inputs = {key: value for key, value in self._inputs.items() if value is not None and value != messages}
         for attribute, names in IDENTITY.items():
             value = next((self._inputs[name] for name in names if self._inputs.get(name) is not None), None)
             if value is not None:

@@ -72,7 +72,8 @@ class Trajectory:
         if known:
             span.set_attribute("known_tokens", known)
         if known >= len(prompt) + len(response) and self.answer is not None:
-            outputs["response_of"] = self.answer
+            if self.root is None:
+                outputs["response_of"] = self.answer  # else the root says so
             if self.has_log_probs:
                 outputs.pop("response_logprobs", None)
 

@@ -51,7 +51,8 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
     span_type = SPAN_TYPES.get(str(attributes.get("span_type"))) if isinstance(attributes, Mapping) else None
     if span_type is not None:
         texts["mlflow.spanType"] = json_text(span_type)
-    for name, value in (("mlflow.spanInputs", body.get("inputs")), ("mlflow.spanOutputs", body.get("outputs"))):
+    inputs, outputs = body.get("inputs"), body.get("outputs")
+    for name, value in (("mlflow.spanInputs", inputs), ("mlflow.spanOutputs", answered(inputs, outputs))):
         if value is not None:  # a given null would show as text
             texts[name] = json_text(value)
     if not parent_id:
@@ -62,6 +63,17 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
         pair.key = key
         pair.value.string_value = text
     return span
+
+
+def answered(inputs: Any, outputs: Any) -> Any:
+    """Outputs with the answer to a conversation as a message of it: as such MLflow shows it."""
+    if not isinstance(inputs, Mapping) or not isinstance(outputs, Mapping):
+        return outputs
+    text = outputs.get("response_text")
+    if not isinstance(text, str) or "messages" not in inputs or "messages" in outputs:
+        return outputs
+    rest = {key: value for key, value in outputs.items() if key != "response_text"}
+    return {"messages": [{"role": "assistant", "content": text}], **rest}
 
 
 def attribute_texts(attributes: Mapping[Any, Any]) -> dict[str, str]:

@@ -183,8 +183,7 @@ def test_tokens_and_log_probabilities_are_written_once(verl: types.ModuleType, f
     for gone in ("prompt_ids", "response_ids", "response_logprobs", "response_mask"):
         assert gone not in run["outputs"]
     assert run["outputs"]["response_mask_runs"] == [[1, 2], [0, 1], [1, 1]]
-    assert run["outputs"]["response_of"] == second["span_id"]
-    assert "response_of" not in root["outputs"]  # it has the text
+    assert "response_of" not in {**run["outputs"], **root["outputs"]}  # the root has the text
 
 
 def test_what_is_seen_does_not_change_what_is_done(verl: types.ModuleType) -> None:

@@ -140,11 +140,7 @@ def operation_of(name: str, inputs: _Side, outputs: _Side) -> str | None:
 
 
 def _copy(value: Any) -> Any:
-    return (
-        {visible(key) if isinstance(key, str) else key: each for key, each in value.items()}
-        if isinstance(value, Mapping)
-        else value
-    )
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _model(told: Told, inputs: _Side, attributes: Mapping[Any, Any]) -> None:
@@ -209,6 +205,7 @@ def _prompt(told: Told, inputs: _Side) -> None:
 def _answer(told: Told, outputs: _Side) -> None:
     reason = _reason(told, outputs)
     _ids(told, outputs, ANSWER_IDS, "gen_ai.usage.output_tokens")
+    _ids(told, outputs, PROMPT_IDS, "gen_ai.usage.input_tokens")
     for name in BULKY:
         if outputs.has(name):
             told.content[f"verl.{name}"] = json_text(outputs.take(name))
@@ -241,8 +238,9 @@ def _ids(told: Told, side: _Side, names: tuple[str, ...], count: str) -> None:
         ids = to_json(side.rest[name])
         if isinstance(ids, list) and all(type(each) is int for each in ids):
             side.take(name)
-            told.plain.setdefault(count, len(ids))
-            told.content[f"verl.{name}"] = json_text(ids)
+            if told.operation == CHAT:  # an agent's answer holds what its tools said, too
+                told.plain.setdefault(count, len(ids))
+            told.content[f"verl.{name}" + ("'" if f"verl.{name}" in told.content else "")] = json_text(ids)
 
 
 def _counts(told: Told, attributes: Mapping[Any, Any]) -> None:
@@ -255,17 +253,19 @@ def _counts(told: Told, attributes: Mapping[Any, Any]) -> None:
 
 def _tool(told: Told, name: str, inputs: _Side, outputs: _Side) -> None:
     found = TOOL_NAME.search(name)
-    call_id, called, arguments = call_of(inputs.take("tool_call"))
+    call = call_of(inputs.take("tool_call"))
     given = next((key for key in TOOL_NAMES if inputs.has(key) and isinstance(inputs.rest[key], str)), None)
-    called = called or (inputs.take(given) if given else None) or (found[1] if found else None) or name
+    called = call.name or (inputs.take(given) if given else None) or (found[1] if found else None) or name
     told.plain["gen_ai.tool.name"] = called
     told.plain["gen_ai.tool.type"] = "function"
-    call_id = call_id or inputs.take("tool_call_id", "id")
+    call_id = call.id or inputs.take("tool_call_id", "id")
     if call_id is not None:
         told.plain["gen_ai.tool.call.id"] = call_id if isinstance(call_id, str) else json_text(call_id)
-    arguments = arguments_of(inputs.take(*TOOL_ARGUMENTS)) if arguments is None else arguments
+    arguments = arguments_of(inputs.take(*TOOL_ARGUMENTS)) if call.arguments is None else call.arguments
     if arguments is not None:
         told.content["gen_ai.tool.call.arguments"] = json_text(arguments)
+    if call.rest:
+        told.content["verl.tool_call"] = json_text(call.rest)
     if outputs.rest is not None:
         told.content["gen_ai.tool.call.result"] = json_text(outputs.rest)
         outputs.rest = None

@@ -15,21 +15,25 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from verl_shipper.values import to_json
 
 UNKNOWN = "unknown"  # the schema wants a reason, and nobody gave one
 TOOL_CALL = "tool_call"
-# The conventions' words for what servers answer.
-REASONS = {
-    "tool_calls": TOOL_CALL,
-    "function_call": TOOL_CALL,
-    "completed": "stop",
-    "eos": "stop",
-    "max_tokens": "length",
-}
-_PLAIN = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+# The conventions' words for what servers answer. verl's "completed" stands for both "stop" and "length", and stays.
+REASONS = {"tool_calls": TOOL_CALL, "function_call": TOOL_CALL}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool; `rest` is what of it has no place in the conventions."""
+
+    id: str | None
+    name: str | None
+    arguments: Any
+    rest: Mapping[Any, Any]
 
 
 def are_messages(value: Any) -> bool:
@@ -58,19 +62,27 @@ def finish_reason(value: Any) -> str | None:
 
 def call_part(call: Any) -> dict[str, Any]:
     """One call of a tool, in whatever shape it was logged."""
-    call_id, name, arguments = call_of(call)
-    return {"type": TOOL_CALL, "id": call_id, "name": name or UNKNOWN, "arguments": arguments}
+    found = call_of(call)
+    return {"type": TOOL_CALL, "id": found.id, "name": found.name or UNKNOWN, "arguments": found.arguments} | {
+        f"call_{key}": value for key, value in to_json(found.rest).items()
+    }
 
 
-def call_of(call: Any) -> tuple[str | None, str | None, Any]:
-    """Id, name and arguments of a call: OpenAI's {"id", "function": {"name", "arguments"}}, or flat."""
+def call_of(call: Any) -> Call:
+    """A call: OpenAI's {"id", "function": {"name", "arguments"}}, or flat."""
     if not isinstance(call, Mapping):
-        return None, None, to_json(call)
-    inner = call.get("function")
-    function: Mapping[Any, Any] = inner if isinstance(inner, Mapping) else call
-    name = function.get("name") or (inner if isinstance(inner, str) else None)
-    call_id = call.get("id") or call.get("tool_call_id")
-    return _text_or_none(call_id), _text_or_none(name), arguments_of(function.get("arguments"))
+        return Call(None, None, to_json(call), {})
+    rest = dict(call)
+    function = rest.pop("function") if isinstance(rest.get("function"), Mapping) else {}
+    inner = {**function} or rest
+    name = _text_or_none(inner.pop("name", None))
+    arguments = arguments_of(inner.pop("arguments", None))
+    call_id = _text_or_none(rest.pop("id", None))
+    if rest.get("type") in ("function", TOOL_CALL):
+        del rest["type"]
+    if inner is not rest and inner:
+        rest["function"] = inner
+    return Call(call_id, name, arguments, rest)
 
 
 def arguments_of(value: Any) -> Any:
@@ -82,33 +94,34 @@ def arguments_of(value: Any) -> Any:
 
 
 def _message(message: Mapping[Any, Any]) -> dict[str, Any]:
-    role = message.get("role")
-    content = message.get("content")
-    calls = message.get("tool_calls")
+    rest = dict(message)
+    role, content, calls = rest.pop("role"), rest.pop("content", None), rest.get("tool_calls")
     parts: list[dict[str, Any]] = []
     if role == "tool":
-        call_id = _text_or_none(message.get("tool_call_id"))
+        call_id = _text_or_none(rest.pop("tool_call_id", None))
         parts.append({"type": "tool_call_response", "id": call_id, "response": to_json(content)})
     elif isinstance(content, list):
         parts += [_part(each) for each in content]
     elif content is not None:
         parts.append({"type": "text", "content": _text(content)})
-    parts += [call_part(call) for call in calls] if isinstance(calls, list) else []
+    if isinstance(calls, list) or calls is None:
+        parts += [call_part(call) for call in rest.pop("tool_calls", None) or ()]
     made: dict[str, Any] = {"role": _text(role), "parts": parts}
-    if message.get("name"):
-        made["name"] = _text(message["name"])
-    for key, value in to_json({key: value for key, value in message.items() if key not in _PLAIN}).items():
-        made.setdefault(key, value)  # the schema allows more fields
+    for key, value in to_json(rest).items():  # the schema allows more fields
+        made[f"{key}'" if key in made else key] = value
     return made
 
 
 def _part(part: Any) -> dict[str, Any]:
     """One piece of a content of many: text, image, …"""
-    if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "content": _text(part["text"])}
-    if isinstance(part, Mapping):
-        return {"type": UNKNOWN, **to_json(part)}
-    return {"type": "text", "content": _text(part)}
+    if not isinstance(part, Mapping):
+        return {"type": "text", "content": _text(part)}
+    if part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+        named = {key: value for key, value in part.items() if key not in ("type", "text", "content")}
+        more = {"text_content": part["content"]} if "content" in part else {}
+        return {**to_json(named | more), "type": "text", "content": _text(part["text"])}
+    plain = to_json(part)
+    return plain if isinstance(plain.get("type"), str) else {"type": UNKNOWN, "part": plain}
 
 
 def _of_text(role: str, value: Any) -> dict[str, Any]:

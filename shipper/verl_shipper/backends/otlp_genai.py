@@ -235,8 +235,9 @@ def _ids(told: Told, side: _Side, names: tuple[str, ...], count: str) -> None:
     for name in names:
         if not side.has(name):
             continue
-        ids = to_json(side.rest[name])
-        if isinstance(ids, list) and all(type(each) is int for each in ids):
+        ids = side.rest[name]
+        ids = ids if isinstance(ids, list) else to_json(ids)
+        if isinstance(ids, list) and set(map(type, ids)) <= {int}:
             side.take(name)
             if told.operation == CHAT:  # an agent's answer holds what its tools said, too
                 told.plain.setdefault(count, len(ids))

@@ -40,7 +40,7 @@ WAITS = frozenset({429, 502, 503, 504})
 REFUSES = frozenset({400, 413, 422})
 SAID_CHARS_MAX = 150
 SECRET_CHARS_MIN = 6  # a shorter value may stand in any sentence
-GZIP_LEVEL = 6
+GZIP_LEVEL = 1  # token ids: six times faster than the usual 6, and 5 % longer
 
 _wait_until_s: dict[str, float] = {}  # by address, monotonic; a lost update between threads costs one request
 

@@ -90,7 +90,7 @@ SETTINGS = (
         "compression",
         Kind.CHOICE,
         "of requests",
-        "conversations shrink to a fifth",
+        "texts shrink to a third, token ids to a half",
         "none",
         default="gzip",
         choices=("gzip", "none"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from verl_shipper.config import Config
 from verl_shipper.config_keys import RUN_MAY_CHOOSE, SAMPLING, TOP, TRAINER
 from verl_shipper.config_tree import backend_keys
 from verl_shipper.schema import Key
-from verl_shipper_spool.redact import redact
+from verl_shipper_spool.redact import REDACTED, redact
 
 DEFAULT = "default"
 
@@ -116,6 +116,9 @@ def _variable(key: Key) -> str:
 
 def _masked(shown: Shown) -> Shown:
     name = shown.path.rpartition(".")[2]
+    if name == "headers" and shown.value:  # any value may be a key, whatever its name says
+        names = shown.value if isinstance(shown.value, Mapping) else [str(shown.value).partition("=")[0]]
+        return Shown(shown.path, dict.fromkeys(names, REDACTED), shown.origin.partition("=")[0])
     # Where a key stands in a file is no secret; what is in that file is not shown anyway.
     is_place = name.endswith(("_file", "_dir"))
     value = redact({"value" if is_place else name: shown.value})

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from urllib.parse import unquote
 
 from verl_shipper_spool.redact import REDACTED, is_secret_key, redact, scrub
 
@@ -39,6 +40,7 @@ class Kind(Enum):
     TEXTS = "list of texts"
     PATHS = "list of paths"
     PATTERNS = "list of patterns"
+    PAIRS = "map of names to texts, or `NAME=VALUE,…`"
     FREQUENCY = "whole number, or map of patterns to such"
     ROWS = "whole number, or `all`"
     WISHES = "`all`, `none`, or list of names"
@@ -252,6 +254,25 @@ def _wishes(key: Key, node: Node) -> list[str]:
     return found
 
 
+def _pairs(key: Key, node: Node) -> dict[str, str]:
+    """A map, or what OpenTelemetry's variables hold: `k=v,k2=v2`, with %XX. A value may be a secret: none is told."""
+    node = _unfolded(node)
+    try:
+        if isinstance(node.value, dict):
+            return {name: _text(key, child) for name, child in node.value.items()}
+        return pairs_of(_text(key, node))
+    except ValueError:
+        raise WrongValueError(f"not a {key.takes.replace('`', '')}", f"write for example {key.example}") from None
+
+
+def pairs_of(text: str) -> dict[str, str]:
+    """The pairs of `k=v,k2=v2`, as OpenTelemetry's variables have them (W3C Baggage). Raises ValueError."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if not all(name.strip() and equals for name, equals, _ in pairs):
+        raise ValueError("not of the form NAME=VALUE,NAME=VALUE")
+    return {unquote(name.strip()): unquote(value.strip()) for name, _, value in pairs}
+
+
 def _unfolded(node: Node) -> Node:
     """The list or map that a text spells, as from an environment variable; any other node as it is."""
     if not isinstance(node.value, str) or node.value.strip()[:1] not in ("[", "{"):
@@ -275,6 +296,7 @@ _ACCEPT: dict[Kind, Callable[[Key, Node], Any]] = {
     Kind.TEXTS: _texts,
     Kind.PATHS: _paths,
     Kind.PATTERNS: _texts,
+    Kind.PAIRS: _pairs,
     Kind.FREQUENCY: _frequency,
     Kind.ROWS: _rows,
     Kind.WISHES: _wishes,

@@ -146,7 +146,7 @@ class Bench:
         """Append records of a writer."""
         content = bytearray()
         for record in records:
-            content += encode(encode_record(record), self._next[stream_id])
+            content += encode(encode_record(self.kit.record(record)), self._next[stream_id])
             self._next[stream_id] += 1
         assert self.ingest.take(stream_id, self.ingest.end(stream_id), bytes(content))
         self.ingest.settle()

@@ -13,8 +13,10 @@ and makes the tracker fail, each until `heal`:
     poison()          body and step of a record that is refused for good from now on
 
 A failure that a tracker cannot have stays unwritten: its tests are skipped with the reason. Three flags tell of a
-tracker's nature: `repeats`, `takes_late`, `hangs_alone`. A kit lives as long as the session; every test has runs of its
-own. Must not know: tests, lanes.
+tracker's nature: `repeats`, `takes_late`, `hangs_alone`; `record(…)` is what a test logs in place of a record where a
+tracker shows no numbers. A kit lives as long as the session; every test has runs of its own.
+
+Must not know: tests, lanes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ import abc
 import json
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,6 +41,7 @@ from support.four_trackers import MlflowRest
 from support.mlflow_trackers import TestTracker, _dispose
 from verl_shipper.backends import known_names
 from verl_shipper.backends.base import RunInfo
+from verl_shipper_spool.record import Record, RecordKind
 
 __all__ = ["KITS", "Kit", "names"]
 SETTLE_S = 0.5
@@ -312,6 +317,66 @@ class SwanlabKit(ServerKit):
         return {"poison": 1.0}, 0
 
 
+class OtlpKit(ServerKit):
+    """A collector shows no numbers, so each metrics record of a test becomes a span that carries them as attributes."""
+
+    backend = "otlp"
+    module = "otlp_server"
+    writes = "v1/traces"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"endpoint": self.server.url, "headers_file": str(self._key), "timeout_s": 4}
+
+    def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
+        super().__init__(folder, fixture)
+        self._key.write_text(f"x-key: {self.secret}\n")
+
+    def name_of(self, run: RunInfo) -> str:
+        return run.run_id
+
+    def record(self, record: Record) -> Record:
+        if record.kind is not RecordKind.METRICS:
+            return record
+        body = {
+            "trace_id": uuid.uuid4().bytes,
+            "span_id": uuid.uuid4().bytes[:8],
+            "parent_id": None,
+            "name": "numbers",
+            "start_ns": record.time_ns,
+            "end_ns": record.time_ns,
+            "inputs": None,
+            "outputs": None,
+            "status": "ok",
+            "attributes": record.body,
+        }
+        return replace(record, kind=RecordKind.SPAN, body=body)
+
+    def points(self, run: RunInfo) -> list[Point]:
+        told = [span for span in self.server.state()["spans"] if span["resource"]["verl_shipper.run_id"] == run.run_id]
+        found: list[Point] = []
+        for span in sorted(told, key=lambda each: int(each["start_ns"])):
+            step = span["attributes"].pop("verl.step", None)
+            for name, value in span["attributes"].items():
+                if name != "verl.rank":
+                    found += ((key, step, number) for key, number in self._leaves(name.removeprefix("verl."), value))
+        return found
+
+    def poison(self) -> tuple[dict[Any, Any], int]:
+        self.server.options(refuse=["poison"])
+        return {"poison": 1.0}, 0
+
+    def _leaves(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Numbers as they are; what became JSON text, part by part."""
+        if isinstance(value, str) and value.startswith("{"):
+            value = json.loads(value)
+        if isinstance(value, dict):
+            for key, part in value.items():
+                yield from self._leaves(f"{name}/{key}", part)
+        else:
+            yield name, float(value) if isinstance(value, int | float) else value
+
+
 KITS: dict[str, type[Kit]] = {
     "file": FileKit,
     "console": ConsoleKit,
@@ -320,6 +385,7 @@ KITS: dict[str, type[Kit]] = {
     "mlflow-sqlite": MlflowDatabaseKit,
     "wandb": WandbKit,
     "swanlab": SwanlabKit,
+    "otlp": OtlpKit,
 }
 
 

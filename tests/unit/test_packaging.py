@@ -80,7 +80,9 @@ def test_the_metadata_says_what_it_needs(wheel: zipfile.ZipFile) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     always = {need.split(">")[0].strip() for need in needs if "extra ==" not in need}
     assert always == {"pyzmq", "msgpack", "watchdog", "click", "rich", "omegaconf"}
-    assert {"wandb", "mlflow", "swanlab", "trackio", "all", "test"} <= set(metadata.get_all("Provides-Extra") or [])
+    assert {"wandb", "mlflow", "swanlab", "trackio", "otlp", "all", "test"} <= set(
+        metadata.get_all("Provides-Extra") or []
+    )
 
 
 def test_the_source_distribution_can_be_built_and_tested(built: Path) -> None:

@@ -17,6 +17,7 @@ BUILT_IN = {
     "console": "verl_shipper.backends.console:ConsoleBackend",
     "file": "verl_shipper.backends.file:FileBackend",
     "mlflow": "verl_shipper.backends.mlflow:MlflowBackend",
+    "otlp": "verl_shipper.backends.otlp:OtlpBackend",
     "swanlab": "verl_shipper.backends.swanlab:SwanlabBackend",
     "trackio": "verl_shipper.backends.trackio:TrackioBackend",
     "wandb": "verl_shipper.backends.wandb:WandbBackend",

@@ -12,17 +12,15 @@ Must not know: batches, runs. On failure: ValueError for a span that cannot be o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from verl_shipper.backends.span_values import SCOPE, bare_span, json_text
 from verl_shipper.values import to_json, visible
 
-SCOPE = "verl-shipper"
 TAGGED = ("step", "sample_index", "rollout_n", "validate", "experiment_name", "uid", "reward")
 SPAN_TYPES = {"agent": "AGENT", "chat": "LLM", "tool": "TOOL", "parser": "PARSER", "chain": "CHAIN"}
 TAG_PREFIX = "mlflow.traceTag."
-TIME_NS_MAX = 2**63 - 1
 
 
 def request_of(spans: list[Any]) -> Any:
@@ -38,14 +36,7 @@ def request_of(spans: list[Any]) -> Any:
 
 def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment: str) -> Any:
     """The OpenTelemetry span of a span record. Raises ValueError when ids or times are not what they must be."""
-    from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-
-    parent_id = b"" if body.get("parent_id") is None else id_of(body, "parent_id", 8)
-    span = Span(trace_id=id_of(body, "trace_id", 16), span_id=id_of(body, "span_id", 8), parent_span_id=parent_id)
-    span.name = visible(str(body.get("name") or "span"))
-    span.start_time_unix_nano = time_ns(body.get("start_ns"))
-    span.end_time_unix_nano = max(time_ns(body.get("end_ns")), span.start_time_unix_nano)
-    span.status.code = Status.STATUS_CODE_ERROR if body.get("status") == "error" else Status.STATUS_CODE_OK
+    span = bare_span(body)
     attributes = body.get("attributes")
     texts = attribute_texts(attributes if isinstance(attributes, Mapping) else {})
     span_type = SPAN_TYPES.get(str(attributes.get("span_type"))) if isinstance(attributes, Mapping) else None
@@ -55,7 +46,7 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
     for name, value in (("mlflow.spanInputs", inputs), ("mlflow.spanOutputs", answered(inputs, outputs))):
         if value is not None:  # a given null would show as text
             texts[name] = json_text(value)
-    if not parent_id:
+    if not span.parent_span_id:
         texts |= trace_tags(attributes if isinstance(attributes, Mapping) else {}, step, rank, experiment)
         texts[f"{TAG_PREFIX}mlflow.traceName"] = json_text(span.name)
     for key, text in texts.items():
@@ -89,20 +80,3 @@ def trace_tags(attributes: Mapping[Any, Any], step: int | None, rank: int, exper
     return {
         f"{TAG_PREFIX}{name}": json_text(str(to_json(value))) for name, value in values.items() if value is not None
     }
-
-
-def json_text(value: Any) -> str:
-    return json.dumps(to_json(value), ensure_ascii=False)
-
-
-def id_of(body: Mapping[str, Any], field: str, size_bytes: int) -> bytes:
-    value = body.get(field)
-    if isinstance(value, bytes) and len(value) == size_bytes and any(value):
-        return value
-    raise ValueError(f"a span needs a {field} of {size_bytes} bytes that are not all zero")
-
-
-def time_ns(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= TIME_NS_MAX:
-        raise ValueError(f"not a time in nanoseconds: {value!r:.40}")
-    return value

@@ -103,8 +103,23 @@ def _from_netrc(host: str | None) -> Key | None:
     return Key(entry[2], f"netrc {path}")
 
 
+def secret_lines(path: str, where: str, *, private: bool = True) -> list[str]:
+    """All lines of a file that holds secrets, without empty ones. Raises ConfigError for one that cannot be used."""
+    content = _bytes_of(path, where, private=private).decode("utf-8", "replace")
+    return [line.strip() for line in content.splitlines() if line.strip()]
+
+
 def _content(path: str, where: str, *, private: bool) -> str:
     """The one line of a key file."""
+    lines = _bytes_of(path, where, private=private).decode("utf-8", "replace").split()
+    if len(lines) != 1 or not lines[0].isascii() or not lines[0].isprintable():
+        what = "is empty" if not lines else "does not hold a key and nothing else"
+        raise ConfigError(f"{path} {what}", where=where, hint="write the key into it, one line")
+    return lines[0]
+
+
+def _bytes_of(path: str, where: str, *, private: bool) -> bytes:
+    """What a file with a secret holds; `private`: owner and mode must keep others out."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
         try:
@@ -113,16 +128,11 @@ def _content(path: str, where: str, *, private: bool) -> str:
                 raise ConfigError(f"{path} is no file", where=where, hint="give the path of a file that holds the key")
             if private:
                 _require_private(found, path, where)
-            content = os.read(fd, KEY_BYTES_MAX)
+            return os.read(fd, KEY_BYTES_MAX)
         finally:
             os.close(fd)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", where=where, hint=f"ls -l {path}") from error
-    lines = content.decode("utf-8", "replace").split()
-    if len(lines) != 1 or not lines[0].isascii() or not lines[0].isprintable():
-        what = "is empty" if not lines else "does not hold a key and nothing else"
-        raise ConfigError(f"{path} {what}", where=where, hint="write the key into it, one line")
-    return lines[0]
 
 
 def _require_private(found: os.stat_result, path: str, where: str) -> None:

@@ -40,7 +40,7 @@ def read_file(path: str, problems: list[ConfigError]) -> Node:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else path
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]
-        is_marked = mark is not None and MARK in text.splitlines()[mark.line]
+        is_marked = mark is not None and MARK in "".join(text.splitlines()[mark.line : mark.line + 1])
         hint = "put quotes around ${…} inside of brackets" if is_marked else "check indentation, brackets and quotes"
         raise ConfigError(f"not valid YAML: {problem}", where=place, hint=hint) from error
     if root is None or root.value is None:

@@ -51,7 +51,7 @@ class Trajectory:
         self.has_log_probs = self.has_log_probs and bool(outputs.get("log_probs"))
         _keep_new(inputs, "prompt_ids", prompt, known)
         _keep_new(outputs, "token_ids", response, known - len(prompt))
-        inputs["prompt_tokens"], outputs["response_tokens"] = len(prompt), len(response)
+        span.attributes |= {"prompt_tokens": len(prompt), "response_tokens": len(response)}
         if known:
             span.set_attribute("known_tokens", known)
         if known < len(tokens) or self.answer is None:
@@ -68,7 +68,7 @@ class Trajectory:
         known = shared_prefix(self.known, list(prompt) + list(response))
         _keep_new(outputs, "prompt_ids", prompt, known)
         _keep_new(outputs, "response_ids", response, known - len(prompt))
-        outputs["prompt_tokens"], outputs["response_tokens"] = len(prompt), len(response)
+        span.attributes |= {"prompt_tokens": len(prompt), "response_tokens": len(response)}
         if known:
             span.set_attribute("known_tokens", known)
         if known >= len(prompt) + len(response) and self.answer is not None:

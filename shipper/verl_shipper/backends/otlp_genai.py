@@ -41,7 +41,8 @@ CHAT, TOOL, AGENT = "chat", "execute_tool", "invoke_agent"
 PROVIDER = "verl"  # who runs the model is not known here; the conventions allow a name of one's own
 AGENT_NAME = re.compile(r"(?:^|\.)(\w*AgentLoop\w*)\.run$|^(agent_loop)$")
 CHAT_NAME = re.compile(r"(?:LLMServer\w*|(?:^|\.)\w*ServerManager)\.generate$")
-TOOL_NAME = re.compile(r"(?:^|\.)(\w*Tool\w*)\.execute$|(?:^|\.)_?call_tool$")
+TOOL_NAME = re.compile(r"(?:^|\.)(\w*Tool\w*)\.execute$|(?:^|\.)_?call_tool$|^tool (.+)$")
+KINDS = {"agent": AGENT, "chat": CHAT, "tool": TOOL}  # what a span says of itself, in its attribute `span_type`
 EXTRACT_NAME = re.compile(r"(?:^|\.)extract_tool_calls$")
 # sampling parameter → attribute and type; a value of another type stays with the rest
 REQUEST: dict[str, tuple[str, type]] = {
@@ -99,7 +100,8 @@ class _Side:
 def told_of(name: str, inputs: Any, outputs: Any, attributes: Mapping[Any, Any]) -> Told:
     """Everything that the conventions know of a span, and the rests."""
     sides = _Side(_copy(inputs)), _Side(_copy(outputs))
-    told = Told(operation_of(name, *sides))
+    kind = attributes.get("span_type")
+    told = Told((KINDS.get(kind) if isinstance(kind, str) else None) or operation_of(name, *sides))
     if told.operation is not None:
         told.plain["gen_ai.operation.name"] = told.operation
     if told.operation in (CHAT, AGENT):
@@ -249,14 +251,14 @@ def _counts(told: Told, attributes: Mapping[Any, Any]) -> None:
     for names, attribute in ((INPUT_COUNTS, "input_tokens"), (OUTPUT_COUNTS, "output_tokens")):
         count = next((attributes[name] for name in names if type(attributes.get(name)) is int), None)
         if count is not None and 0 <= count < 2**63:
-            told.plain.setdefault(f"gen_ai.usage.{attribute}", count)
+            told.plain[f"gen_ai.usage.{attribute}"] = count  # the ids may be only those that are new
 
 
 def _tool(told: Told, name: str, inputs: _Side, outputs: _Side) -> None:
     found = TOOL_NAME.search(name)
     call = call_of(inputs.take("tool_call"))
     given = next((key for key in TOOL_NAMES if inputs.has(key) and isinstance(inputs.rest[key], str)), None)
-    called = call.name or (inputs.take(given) if given else None) or (found[1] if found else None) or name
+    called = call.name or (inputs.take(given) if given else None) or (found and (found[1] or found[2])) or name
     told.plain["gen_ai.tool.name"] = called
     told.plain["gen_ai.tool.type"] = "function"
     call_id = call.id or inputs.take("tool_call_id", "id")
@@ -273,8 +275,12 @@ def _tool(told: Told, name: str, inputs: _Side, outputs: _Side) -> None:
 
 
 def _extracted(told: Told, outputs: _Side) -> None:
-    """[text, [calls]], as verl's parsers of tool calls give it."""
+    """[text, [calls]], as verl's parsers of tool calls give it, or the same with names."""
     match outputs.rest:
         case [content, list(calls)] if content is None or isinstance(content, str):
             told.content["gen_ai.output.messages"] = json_text(output_message(content, calls))
             outputs.rest = None
+        case {"content": content, "tool_calls": list(calls)} if content is None or isinstance(content, str):
+            told.content["gen_ai.output.messages"] = json_text(output_message(content, calls))
+            outputs.take("content")
+            outputs.take("tool_calls")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_shipper.values import to_json, visible
+from verl_shipper_spool.arrays import Floats, Ints
 
 SCOPE = "verl-shipper"
 TIME_NS_MAX = 2**63 - 1
@@ -33,6 +34,7 @@ def bare_span(body: Mapping[str, Any]) -> Any:
 
 def json_text(value: Any) -> str:
     """A value as strict JSON. Thousands of numbers in a row, as rollouts have them, take the short road."""
+    value = value.tolist() if isinstance(value, Ints | Floats) else value
     if isinstance(value, list) and NUMBERS.issuperset(map(type, value)):
         with contextlib.suppress(ValueError):  # one of them is not finite
             return json.dumps(value, allow_nan=False)

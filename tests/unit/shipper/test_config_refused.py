@@ -30,6 +30,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("backends: {file: {dir: ${oc.env:X}}}", "quotes around ${…}"),
         ("a:\n b: c: d", "config.yaml:2"),
         ("\x00", "YAML"),
+        ("[\n", "YAML"),  # the trouble is behind the last line
         (b"\xff\xfe", "YAML"),
         ("backends: {file: !!python/object:os.system {}}", "YAML"),
         ("backends: [file]", "not a map of names"),

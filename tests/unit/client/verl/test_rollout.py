@@ -179,7 +179,7 @@ def test_tokens_and_log_probabilities_are_written_once(verl: types.ModuleType, f
     assert (first["inputs"]["prompt_ids"], first["outputs"]["token_ids"]) == ([1, 2, 3], [100, 101])
     assert (second["inputs"]["prompt_ids"], second["outputs"]["token_ids"]) == ([50], [102])
     assert second["attributes"]["known_tokens"] == 5
-    assert (second["inputs"]["prompt_tokens"], second["outputs"]["response_tokens"]) == (6, 1)
+    assert (second["attributes"]["prompt_tokens"], second["attributes"]["response_tokens"]) == (6, 1)
     for gone in ("prompt_ids", "response_ids", "response_logprobs", "response_mask"):
         assert gone not in run["outputs"]
     assert run["outputs"]["response_mask_runs"] == [[1, 2], [0, 1], [1, 1]]

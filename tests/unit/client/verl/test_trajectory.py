@@ -39,7 +39,7 @@ def test_every_turn_can_be_put_together_again(turns: list[tuple[list[int], list[
         outputs: dict[str, Any] = {"token_ids": response}
         trajectory.take_turn(each, inputs, outputs)
         told.append((each.attributes.get("known_tokens", 0), inputs, outputs))
-        assert (inputs["prompt_tokens"], outputs["response_tokens"]) == (len(prompt), len(response))
+        assert (each.attributes["prompt_tokens"], each.attributes["response_tokens"]) == (len(prompt), len(response))
     assert put_together(told) == [prompt + response for prompt, response in turns]
 
 
@@ -79,4 +79,4 @@ def test_what_is_cut_at_its_end_is_known() -> None:
     trajectory.take_turn(turn, {"prompt_ids": [1]}, {"token_ids": [2, 3, 4], "log_probs": [0.0] * 3})
     outputs: dict[str, Any] = {"prompt_ids": [1], "response_ids": [2, 3], "response_logprobs": [0.0] * 2}
     trajectory.take_end(span(), outputs)
-    assert outputs == {"prompt_tokens": 1, "response_tokens": 2, "response_of": turn.span_id}
+    assert outputs == {"response_of": turn.span_id}

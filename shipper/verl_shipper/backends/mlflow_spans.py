@@ -42,6 +42,9 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
     span_type = SPAN_TYPES.get(str(attributes.get("span_type"))) if isinstance(attributes, Mapping) else None
     if span_type is not None:
         texts["mlflow.spanType"] = json_text(span_type)
+    usage = token_usage(attributes) if span_type == SPAN_TYPES["chat"] and isinstance(attributes, Mapping) else None
+    if usage is not None:
+        texts["mlflow.chat.tokenUsage"] = json_text(usage)
     inputs, outputs = body.get("inputs"), body.get("outputs")
     for name, value in (("mlflow.spanInputs", inputs), ("mlflow.spanOutputs", answered(inputs, outputs))):
         if value is not None:  # a given null would show as text
@@ -54,6 +57,14 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
         pair.key = key
         pair.value.string_value = text
     return span
+
+
+def token_usage(attributes: Mapping[Any, Any]) -> dict[str, int] | None:
+    """What a call of the model has read and written; MLflow adds it up over a trace."""
+    read, written = attributes.get("prompt_tokens"), attributes.get("response_tokens")
+    if type(read) is not int or type(written) is not int:
+        return None
+    return {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
 
 
 def answered(inputs: Any, outputs: Any) -> Any:

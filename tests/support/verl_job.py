@@ -24,6 +24,7 @@ from support.processes import children, descendants, kill, wait_gone
 
 KIT = Path(__file__).parents[1] / "verl" / "kit"
 JOB_S = 500.0  # a job takes about a minute of two idle cores, nearly all of it imports in ten processes
+SFT_RANKS = 2
 LAST_WORDS_S = 20.0  # how long Ray may take to end what it started
 # Ray's own sockets lie below its folder and may have 107 characters: pytest's folders are too long for it.
 RAY_TMP_PREFIX = "vr-"
@@ -65,7 +66,7 @@ def job_environment(folder: Path, extra: Mapping[str, str] | None = None) -> dic
     }
 
 
-def overrides(inputs: Path, folder: Path) -> list[str]:
+def ppo_overrides(inputs: Path, folder: Path) -> list[str]:
     """The command line of a small GRPO run: two steps, validation before the first and after the last."""
     model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
     return [
@@ -106,6 +107,34 @@ def overrides(inputs: Path, folder: Path) -> list[str]:
     ]
 
 
+def sft_overrides(inputs: Path, folder: Path) -> list[str]:
+    """The command line of a small supervised training: two steps, validation after each."""
+    return [
+        f"data.train_files={inputs}/sft_train.parquet",
+        f"data.val_files={inputs}/sft_val.parquet",
+        "data.train_batch_size=4",
+        "data.micro_batch_size_per_gpu=2",
+        "data.use_dynamic_bsz=False",
+        "data.max_length=128",
+        "data.num_workers=0",
+        f"model.path={inputs}/model",
+        "model.use_remove_padding=False",
+        "+model.override_config.attn_implementation=sdpa",
+        "engine.strategy=fsdp2",
+        "engine.use_torch_compile=False",
+        "trainer.device=cpu",
+        f"trainer.n_gpus_per_node={SFT_RANKS}",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=1",
+        "trainer.resume_mode=disable",
+        'trainer.logger=["console","file"]',
+        "trainer.project_name=sums",
+        "trainer.experiment_name=sft",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        f"hydra.run.dir={folder}/hydra",
+    ]
+
+
 def ray_overrides(ray_folder: Path) -> list[str]:
     """A Ray of the job's own, which counts CPUs and GPUs that the machine need not have."""
     return [
@@ -137,9 +166,23 @@ def run_job(
 ) -> Finished:
     """Run `python -m verl.trainer.main_ppo` to its end. Later overrides win: `extra_overrides` may change anything."""
     with ray_folder() as ray:
-        arguments = [*overrides(inputs, folder), *ray_overrides(ray), *extra_overrides]
+        arguments = [*ppo_overrides(inputs, folder), *ray_overrides(ray), *extra_overrides]
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
         return run_command(command, folder, job_environment(folder, extra_env), timeout_s)
+
+
+def run_sft(
+    folder: Path,
+    inputs: Path,
+    extra_overrides: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
+    timeout_s: float = JOB_S,
+) -> Finished:
+    """Run `torchrun -m verl.trainer.sft_trainer` to its end: one process a rank, no Ray."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={SFT_RANKS}"]
+    arguments = [*sft_overrides(inputs, folder), *extra_overrides]
+    command = [sys.executable, *torchrun, "-m", "verl.trainer.sft_trainer", *arguments]
+    return run_command(command, folder, job_environment(folder, extra_env), timeout_s)
 
 
 def run_command(command: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float = JOB_S) -> Finished:

@@ -31,8 +31,9 @@ class ForgetfulCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         assert all(tensor.numel() for _, tensor in weights)
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
-        for nothing in ():
-            yield nothing
+        nothing: list[tuple[str, Any]] = []
+        for pair in nothing:
+            yield pair
 
 
 CheckpointEngineRegistry.register("forgetful")(ForgetfulCheckpointEngine)

@@ -111,7 +111,7 @@ def ppo_overrides(inputs: Path, folder: Path) -> list[str]:
 
 
 def fully_async_overrides(inputs: Path, folder: Path) -> list[str]:
-    """A small fully async run: the rollouter has a GPU of its own; four updates' worth of samples, validation after each."""
+    """A small fully async run: the rollouter has a GPU of its own; two versions of the weights, each validated."""
     return [
         *ppo_overrides(inputs, folder),
         "data.train_batch_size=0",
@@ -201,7 +201,7 @@ def run_fully_async(
     extra_env: Mapping[str, str] | None = None,
     timeout_s: float = JOB_S,
 ) -> Finished:
-    """Run verl's fully async policy to its end: Tracking lives in its trainer actor, validation in its rollouter actor."""
+    """Run verl's fully async policy to its end: its trainer actor logs metrics, its rollouter actor generations."""
     with ray_folder() as ray:
         more = ["ray_kwargs.ray_init.num_cpus=64", "ray_kwargs.ray_init.num_gpus=2"]  # each of the two actors wants 10
         arguments = [*fully_async_overrides(inputs, folder), *ray_overrides(ray), *more, *extra_overrides]

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.processes import children, descendants, kill, wait_gone
+from support.processes import children, descendants, kill, wait_for, wait_gone
 
 KIT = Path(__file__).parents[1] / "verl" / "kit"
+KIT_ENV = {"PYTHONPATH": str(KIT), "VERL_USE_EXTERNAL_MODULES": "fake_engine"}
+RAY = str(Path(sys.executable).with_name("ray"))
 JOB_S = 500.0  # a job takes about a minute of two idle cores, nearly all of it imports in ten processes
+SFT_RANKS = 2
+CLUSTER_S = 120.0
 LAST_WORDS_S = 20.0  # how long Ray may take to end what it started
 # Ray's own sockets lie below its folder and may have 107 characters: pytest's folders are too long for it.
 RAY_TMP_PREFIX = "vr-"
@@ -54,8 +59,7 @@ def job_environment(folder: Path, extra: Mapping[str, str] | None = None) -> dic
     """The environment of a job's driver: what is set here reaches every actor of a Ray which that driver starts."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
     return inherited | {
-        "PYTHONPATH": str(KIT),
-        "VERL_USE_EXTERNAL_MODULES": "fake_engine",
+        **KIT_ENV,
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,7 +69,7 @@ def job_environment(folder: Path, extra: Mapping[str, str] | None = None) -> dic
     }
 
 
-def overrides(inputs: Path, folder: Path) -> list[str]:
+def ppo_overrides(inputs: Path, folder: Path) -> list[str]:
     """The command line of a small GRPO run: two steps, validation before the first and after the last."""
     model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
     return [
@@ -106,6 +110,54 @@ def overrides(inputs: Path, folder: Path) -> list[str]:
     ]
 
 
+def fully_async_overrides(inputs: Path, folder: Path) -> list[str]:
+    """A small fully async run: the rollouter has a GPU of its own; two versions of the weights, each validated."""
+    return [
+        *ppo_overrides(inputs, folder),
+        "data.train_batch_size=0",
+        "data.gen_batch_size=1",
+        "actor_rollout_ref.hybrid_engine=False",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=forgetful",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=fake_checkpoint",
+        "async_training.trigger_parameter_sync_step=1",
+        "async_training.staleness_threshold=0",
+        "rollout.nnodes=1",
+        "rollout.n_gpus_per_node=1",
+        "rollout.n=2",
+        "rollout.total_rollout_steps=8",
+        "trainer.total_training_steps=null",
+        "trainer.test_freq=1",
+    ]
+
+
+def sft_overrides(inputs: Path, folder: Path) -> list[str]:
+    """The command line of a small supervised training: two steps, validation after each."""
+    return [
+        f"data.train_files={inputs}/sft_train.parquet",
+        f"data.val_files={inputs}/sft_val.parquet",
+        "data.train_batch_size=4",
+        "data.micro_batch_size_per_gpu=2",
+        "data.use_dynamic_bsz=False",
+        "data.max_length=128",
+        "data.num_workers=0",
+        f"model.path={inputs}/model",
+        "model.use_remove_padding=False",
+        "+model.override_config.attn_implementation=sdpa",
+        "engine.strategy=fsdp2",
+        "engine.use_torch_compile=False",
+        "trainer.device=cpu",
+        f"trainer.n_gpus_per_node={SFT_RANKS}",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=1",
+        "trainer.resume_mode=disable",
+        'trainer.logger=["console","file"]',
+        "trainer.project_name=sums",
+        "trainer.experiment_name=sft",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        f"hydra.run.dir={folder}/hydra",
+    ]
+
+
 def ray_overrides(ray_folder: Path) -> list[str]:
     """A Ray of the job's own, which counts CPUs and GPUs that the machine need not have."""
     return [
@@ -137,9 +189,102 @@ def run_job(
 ) -> Finished:
     """Run `python -m verl.trainer.main_ppo` to its end. Later overrides win: `extra_overrides` may change anything."""
     with ray_folder() as ray:
-        arguments = [*overrides(inputs, folder), *ray_overrides(ray), *extra_overrides]
+        arguments = [*ppo_overrides(inputs, folder), *ray_overrides(ray), *extra_overrides]
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
         return run_command(command, folder, job_environment(folder, extra_env), timeout_s)
+
+
+def run_fully_async(
+    folder: Path,
+    inputs: Path,
+    extra_overrides: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
+    timeout_s: float = JOB_S,
+) -> Finished:
+    """Run verl's fully async policy to its end: its trainer actor logs metrics, its rollouter actor generations."""
+    with ray_folder() as ray:
+        more = ["ray_kwargs.ray_init.num_cpus=64", "ray_kwargs.ray_init.num_gpus=2"]  # each of the two actors wants 10
+        arguments = [*fully_async_overrides(inputs, folder), *ray_overrides(ray), *more, *extra_overrides]
+        command = [sys.executable, "-m", "verl.experimental.fully_async_policy.fully_async_main", *arguments]
+        return run_command(command, folder, job_environment(folder, extra_env), timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A Ray cluster of one node that runs before a job comes."""
+
+    address: str  # for RAY_ADDRESS
+    dashboard: str  # for `ray job submit --address`
+
+
+def run_job_on(
+    cluster: Cluster,
+    folder: Path,
+    inputs: Path,
+    extra_overrides: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
+    timeout_s: float = JOB_S,
+) -> Finished:
+    """Run a job on a cluster that runs already. The shell's environment does not travel there: what the actors need is
+    named in the job's runtime environment, as a user has to."""
+    travelling = [f"+ray_kwargs.ray_init.runtime_env.env_vars.{key}={value}" for key, value in KIT_ENV.items()]
+    arguments = [*ppo_overrides(inputs, folder), *travelling, *extra_overrides]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
+    env = job_environment(folder, {"RAY_ADDRESS": cluster.address, **(extra_env or {})})
+    return run_command(command, folder, env, timeout_s)
+
+
+def submit_job_to(
+    cluster: Cluster,
+    folder: Path,
+    inputs: Path,
+    extra_overrides: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
+    timeout_s: float = JOB_S,
+) -> Finished:
+    """`ray job submit`: the driver, too, runs on the cluster; `extra_env` goes into the runtime environment."""
+    runtime_env = {"env_vars": KIT_ENV | dict(extra_env or {})}
+    submit = [RAY, "job", "submit", f"--address={cluster.dashboard}", f"--runtime-env-json={json.dumps(runtime_env)}"]
+    arguments = [*ppo_overrides(inputs, folder), *extra_overrides]
+    command = [*submit, "--", sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
+    return run_command(command, folder, job_environment(folder), timeout_s)
+
+
+@contextlib.contextmanager
+def ray_cluster(folder: Path, extra_env: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+    """Start a cluster as an operator would, without a job's environment."""
+    before = set(children(os.getpid()))
+    hidden = {*KIT_ENV, "VERL_FILE_LOGGER_PATH"}
+    env = {key: value for key, value in job_environment(folder).items() if key not in hidden} | dict(extra_env or {})
+    port, dashboard_port = free_port(), free_port()
+    with ray_folder() as temp:
+        command = [RAY, "start", "--head", "--block", f"--port={port}", f"--dashboard-port={dashboard_port}"]
+        command += ["--num-cpus=16", "--num-gpus=1", f"--temp-dir={temp}"]
+        path = folder / "cluster.txt"
+        with open(path, "wb") as file:
+            process = subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT)
+            try:
+                wait_for(lambda: "Ray runtime started" in path.read_text(), CLUSTER_S, "the cluster starts")
+                yield Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}")
+            finally:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LAST_WORDS_S)
+                _end(process, before)
+
+
+def run_sft(
+    folder: Path,
+    inputs: Path,
+    extra_overrides: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
+    timeout_s: float = JOB_S,
+) -> Finished:
+    """Run `torchrun -m verl.trainer.sft_trainer` to its end: one process a rank, no Ray."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={SFT_RANKS}"]
+    arguments = [*sft_overrides(inputs, folder), *extra_overrides]
+    command = [sys.executable, *torchrun, "-m", "verl.trainer.sft_trainer", *arguments]
+    return run_command(command, folder, job_environment(folder, extra_env), timeout_s)
 
 
 def run_command(command: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float = JOB_S) -> Finished:
@@ -172,6 +317,12 @@ def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:
             kill(pid)
         wait_gone(pids, LAST_WORDS_S)
     process.wait(LAST_WORDS_S)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from support.verl_job import Finished, make_inputs, metrics, run_job
+from support.verl_job import Finished, job_environment, make_inputs, metrics, run_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
 
@@ -51,3 +53,9 @@ def test_generations_are_readable(job: tuple[Path, Finished]) -> None:
         text = (folder / name).read_text()
         assert "The answer is " in text
         assert "<tool_call>" in text
+
+
+def test_the_kit_leaves_the_tracing_of_rollouts_to_whoever_patches_it(tmp_path: Path) -> None:
+    program = "import sys, verl, fake_engine; sys.exit('verl.utils.rollout_trace' in sys.modules)"
+    env = job_environment(tmp_path, {"VERL_USE_EXTERNAL_PLUGINS": "none"})
+    subprocess.run([sys.executable, "-c", program], env=env, check=True, timeout=120)

@@ -6,14 +6,14 @@ A rollout engine without an engine, in the two places where verl meets one.
 what vLLM would answer: token ids, log probabilities, the step whose weights were in use.
 """
 
-from collections.abc import Iterable
+import os
 from typing import Any
 
 import ray
-import torch
 from fake_server import ScriptedServer
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.utils import ensure_async_iterator
 
 
 class ScriptedReplica(RolloutReplica):  # type: ignore[misc]
@@ -26,21 +26,24 @@ class ScriptedReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class ScriptedAdapter(BaseRollout):  # type: ignore[misc]
-    """Inside the training worker. The weights are read, so that gathering them is part of the job, and forgotten."""
+    """Inside the workers. The weights are read, so that gathering them is part of the job, and forgotten."""
+
+    is_leader_rank = True  # tensor parallelism of 1: each rank has a replica
+
+    def __init__(self, *places: Any, replica_rank: int = -1, **options: Any) -> None:
+        super().__init__(*places, **options)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank < 0 else replica_rank
 
     async def resume(self, tags: list[str]) -> None: ...
 
     async def release(self) -> None: ...
 
-    async def update_weights(
-        self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None, **options: Any
-    ) -> None:
+    async def update_weights(self, weights: Any, global_steps: int | None = None, **options: Any) -> None:
         del options
-        assert all(tensor.numel() for _, tensor in weights)
+        async for _, tensor in ensure_async_iterator(weights):
+            assert tensor.numel()
         if global_steps is not None:
-            rank = torch.distributed.get_rank()  # tensor parallelism of 1: each rank has a replica
-            server = ray.get_actor(server_name(rank))
-            await server.set_global_steps.remote(global_steps)
+            await ray.get_actor(server_name(self.replica_rank)).set_global_steps.remote(global_steps)
 
 
 def server_name(replica_rank: int) -> str:

@@ -3,6 +3,7 @@
 
 FOLDER/model        a random Qwen2 of one layer with its own tokenizer (readable text, ChatML, hermes tool calls)
 FOLDER/train.parquet, FOLDER/val.parquet   sums with their results; every second row goes to the tool agent
+FOLDER/sft_train.parquet, FOLDER/sft_val.parquet   the same sums as conversations
 """
 
 import itertools
@@ -88,12 +89,25 @@ def make_rows(first: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
+def make_conversations(first: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "messages": [
+                *row["prompt"],
+                {"role": "assistant", "content": f"The answer is {row['reward_model']['ground_truth']}."},
+            ]
+        }
+        for row in make_rows(first, count)
+    ]
+
+
 def main(folder: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder / "model")
     make_model(len(tokenizer)).save_pretrained(folder / "model")
-    pd.DataFrame(make_rows(11, TRAIN_ROWS)).to_parquet(folder / "train.parquet")
-    pd.DataFrame(make_rows(101, VAL_ROWS)).to_parquet(folder / "val.parquet")
+    for name, first, count in (("train", 11, TRAIN_ROWS), ("val", 101, VAL_ROWS)):
+        pd.DataFrame(make_rows(first, count)).to_parquet(folder / f"{name}.parquet")
+        pd.DataFrame(make_conversations(first, count)).to_parquet(folder / f"sft_{name}.parquet")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real supervised training on the CPU, as a user types it, with verl's own trackers."""
+"""A real supervised training on the CPU, as a user types it: torchrun, two ranks, no Ray."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from support.verl_job import make_inputs, metrics, run_sft
+from support.shipped import flush
+from support.site import Site
+from support.verl_job import metrics, run_sft
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
 
 
-def test_one_of_two_ranks_logs_each_step_and_each_validation(tmp_path: Path) -> None:
-    run_sft(tmp_path, make_inputs(tmp_path)).check()
-    logged = metrics(tmp_path)
-    assert [step for step, _ in logged] == [1, 1, 2, 2]
-    assert all(data["train/grad_norm"] > 0 for _, data in logged[::2])
-    assert all(data["val/loss"] > 0 for _, data in logged[1::2])
+def test_the_rank_that_logs_is_one_run_with_every_step_and_a_good_end(inputs: Path, tmp_path: Path) -> None:
+    site = Site(tmp_path / "site")
+    environment = {"VERL_SHIPPER_SPOOL_DIR": str(site.spool), "HOME": str(site.home)}
+    run_sft(tmp_path, inputs, ['trainer.logger=["console","file","shipper"]'], environment).check()
+
+    records, theirs = flush(site), metrics(tmp_path)
+    assert [step for step, _ in theirs] == [1, 1, 2, 2]  # training and validation of each step
+    assert [(step, set(data)) for step, data in records.metrics()] == [(step, set(data)) for step, data in theirs]
+    assert all(data["train/grad_norm"] > 0 for _, data in records.metrics()[::2])
+    assert len(records.runs()) == 1
+    assert [line["data"]["exit_code"] for line in records.of("run_finish")] == [0]

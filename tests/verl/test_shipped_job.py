@@ -20,7 +20,7 @@ import pytest
 from support.browser import Browser
 from support.mlflow_server import MlflowServer
 from support.site import Site
-from support.verl_job import Finished, job_environment, make_inputs, overrides, ray_folder, ray_overrides, run_command
+from support.verl_job import Finished, job_environment, ppo_overrides, ray_folder, ray_overrides, run_command
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
 
@@ -69,7 +69,7 @@ class Shipped:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
+def job(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
     """One job for all tests below."""
     folder = tmp_path_factory.mktemp("shipped")
     site = Site(folder / "site")
@@ -78,7 +78,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
     mute = socket.create_server(("127.0.0.1", 0))
     try:
         with ray_folder() as ray:
-            job = [*overrides(make_inputs(folder), folder), *ray_overrides(ray), *TRACKERS, *TRACES, *LOG_PROBS]
+            job = [*ppo_overrides(inputs, folder), *ray_overrides(ray), *TRACKERS, *TRACES, *LOG_PROBS]
             command = [sys.executable, "-m", "verl_shipper", "run", "--drain-timeout", str(DRAIN_S)]
             command += site.mlflow_backend(server.uri)
             command += [

@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 # What a trainer has beside us. Where the package index has it, take the CPU build: TORCH='torch==2.13.0+cpu'.
 VERL_VENV := .venv-verl
 TORCH ?= torch==2.13.0
+VERL := 0.9.1
+VERL_OLDER := 0.6.1 0.7.1 0.8.0 0.9.0
 
-.PHONY: demo test test-verl lint docs bench matrix clean
+.PHONY: demo test test-verl lint docs bench matrix pictures clean
 
 # A daemon, a real little training, three destinations, the account. No accounts, no torch, under three minutes.
 demo: $(VENV)/demo.done
@@ -16,7 +18,7 @@ test: $(VENV)/test.done
 	$(BIN)/python -m pytest -m "not alone and not verl" -n 4 --dist worksteal
 	$(BIN)/python -m pytest -m "alone and not verl"
 
-# What needs torch: an environment of its own, 2 GB with the CPU build.
+# Real verl, Ray and torch on the CPU: an environment of its own, 2 GB, and Chromium for the pages of MLflow.
 test-verl: $(VERL_VENV)/test.done
 	$(VERL_VENV)/bin/python -m pytest -m verl tests/verl
 
@@ -52,8 +54,15 @@ $(VENV)/test.done: pyproject.toml
 
 $(VERL_VENV)/test.done: pyproject.toml
 	test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
-	$(VERL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)' -e '.[mlflow,test]'
+	$(VERL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)' -e '.[verl-jobs]'
+	$(VERL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps verl==$(VERL)
+	for version in $(VERL_OLDER); do $(VERL_VENV)/bin/python -m pip download --quiet --disable-pip-version-check \
+		--no-deps --dest $(VERL_VENV)/verl-wheels verl==$$version || exit 1; done
 	touch $@
+
+# The pictures of docs/verl.md, taken anew from a real job.
+pictures: $(VERL_VENV)/test.done
+	VERL_SHIPPER_TEST_PICTURES=$(CURDIR)/docs/pictures $(VERL_VENV)/bin/python -m pytest -m verl tests/verl/test_shipped_job.py
 
 clean:
 	rm -rf $(VENV) $(VERL_VENV) demo-out dist build

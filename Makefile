@@ -52,9 +52,10 @@ $(VENV)/test.done: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,test]'
 	touch $@
 
-$(VERL_VENV)/test.done: pyproject.toml
+$(VERL_VENV)/test.done: pyproject.toml tests/verl/requirements.txt
 	test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
-	$(VERL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)' -e '.[verl-jobs]'
+	$(VERL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)' \
+		-e '.[mlflow,otlp,tokens,test]' -r tests/verl/requirements.txt
 	$(VERL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps verl==$(VERL)
 	for version in $(VERL_OLDER); do $(VERL_VENV)/bin/python -m pip download --quiet --disable-pip-version-check \
 		--no-deps --dest $(VERL_VENV)/verl-wheels verl==$$version || exit 1; done

@@ -68,6 +68,7 @@ def test_the_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) ->
     scripts.read_string(_info(wheel, "entry_points.txt"))
 
     assert dict(scripts["console_scripts"]) == {"verl-shipper": "verl_shipper.cli:main"}
+    assert dict(scripts["verl.plugins"]) == {"shipper": "verl_shipper_client.verl_plugin"}
     assert [member for member in wheel.namelist() if member.endswith("LICENSE")]
 
 

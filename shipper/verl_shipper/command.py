@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
+from verl_shipper_spool.location import TAKEOVER_VARIABLE
 from verl_shipper_spool.verl_names import (
     MODULES_SINCE,
     MODULES_VARIABLE,
     PLUGIN_MODULE,
     PLUGIN_NAME,
     PLUGINS_SINCE,
-    TAKEOVER_VARIABLE,
     version_of,
 )
 

@@ -24,6 +24,7 @@ from verl_shipper.command import verl_version
 from verl_shipper.store import open_store_read_only
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, decode_header
+from verl_shipper_spool.location import TAKEOVER_VARIABLE
 from verl_shipper_spool.verl_names import (
     MODULES_SINCE,
     MODULES_VARIABLE,
@@ -32,7 +33,6 @@ from verl_shipper_spool.verl_names import (
     PLUGIN_NAME,
     PLUGINS_SINCE,
     POLICY_VARIABLE,
-    TAKEOVER_VARIABLE,
     TRUE_WORDS,
 )
 

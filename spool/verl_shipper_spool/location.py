@@ -27,6 +27,7 @@ STATE_VARIABLE = "VERL_SHIPPER_STATE_DIR"
 RUN_ID_VARIABLE = "VERL_SHIPPER_RUN_ID"
 PROJECT_VARIABLE = "VERL_PROJECT"  # the guide's own name, so that one variable serves trainer and shipper
 EXPERIMENT_VARIABLE = "VERL_EXPERIMENT"
+TAKEOVER_VARIABLE = "VERL_SHIPPER_TAKEOVER"  # a verl job's own trackers are shipped, not called
 UNNAMED = "default"  # project or experiment that nobody has named
 
 # A folder of its own: who removes a stale socket together with its folder removes no records.

@@ -14,7 +14,6 @@ PLUGIN_NAME = "shipper"  # in trainer.logger and rollout.trace.backend, too
 PLUGIN_MODULE = "verl_shipper_client.verl_plugin"
 POLICY_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
-TAKEOVER_VARIABLE = "VERL_SHIPPER_TAKEOVER"
 TRUE_WORDS = ("1", "true", "yes", "on")
 PLUGINS_SINCE = (0, 9)
 MODULES_SINCE = (0, 6, 1)

@@ -30,8 +30,9 @@ from verl_shipper_spool.location import (
     RUN_ID_VARIABLE,
     SOCKET_VARIABLE,
     SPOOL_VARIABLE,
+    TAKEOVER_VARIABLE,
 )
-from verl_shipper_spool.verl_names import MODULES_VARIABLE, PLUGIN_MODULE, TAKEOVER_VARIABLE, TRUE_WORDS
+from verl_shipper_spool.verl_names import MODULES_VARIABLE, PLUGIN_MODULE, TRUE_WORDS
 
 # Trackers whose place we take when asked to. The console stays verl's own: it imports nothing and sends nothing.
 TAKEN = frozenset(

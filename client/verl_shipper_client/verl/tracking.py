@@ -26,8 +26,8 @@ from typing import Any
 
 from verl_shipper_client.verl.job import JOB, TAKEN, names_in, wishes_of
 from verl_shipper_client.verl.patch import safely, tell_once, wrap
+from verl_shipper_spool.location import TAKEOVER_VARIABLE
 from verl_shipper_spool.verl_names import PLUGIN_NAME as NAME
-from verl_shipper_spool.verl_names import TAKEOVER_VARIABLE
 
 REWARD_COUNTS = "training/filter_groups/filtered_reward_counts"
 _RUN = "_verl_shipper_run"

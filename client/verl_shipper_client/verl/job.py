@@ -15,6 +15,7 @@ Must not know: verl's classes. On failure: no client; the job goes on without us
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import threading
@@ -39,6 +40,7 @@ TAKEN = frozenset(
     {"wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml", "trackio", "file", "weave"}
 )
 FINISH_S = 3.0  # how long the end of a training may wait for the daemon; the rest it takes from the spool
+JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's own, in the driver of a submitted job
 _RUN_ID_BYTES = 8
 # The parts of a configuration that decide how a helper's records are sampled; the head brings the whole of it.
 _TRAINER_KEYS = ("logger", "log_frequency", "log_val_generations", "wandb_proxy")
@@ -178,7 +180,16 @@ def travelling(config: Any) -> dict[str, str]:
         found[variable] = os.environ.get(variable, "")
     modules = os.environ.get(MODULES_VARIABLE, "")
     found[MODULES_VARIABLE] = modules if PLUGIN_MODULE in modules.split(",") else ""
-    return {name: value for name, value in found.items() if value}
+    brought = safely(_brought_along) or {}
+    return {name: value for name, value in found.items() if value and name not in brought}
+
+
+def _brought_along() -> Any:
+    """Variables that `ray job submit` has given the job's processes; Ray refuses a job that says one of them again."""
+    try:
+        return json.loads(os.environ.get(JOB_CONFIG_VARIABLE) or "{}").get("runtime_env", {}).get("env_vars")
+    except ValueError:
+        return None
 
 
 def names_in(loggers: Any) -> list[str]:

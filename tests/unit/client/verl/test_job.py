@@ -82,6 +82,16 @@ def test_workers_get_them_by_verls_own_runtime_environment(monkeypatch: pytest.M
     assert module.get_ppo_ray_runtime_env()["env_vars"]["VERL_SHIPPER_TAKEOVER"] == "1"
 
 
+@pytest.mark.parametrize(
+    "config", ["", "{}", "no json", '{"runtime_env": {"env_vars": {"VERL_SHIPPER_TAKEOVER": "1"}}}']
+)
+def test_what_a_submitted_job_brings_along_is_not_said_twice(monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+    """Ray refuses a job whose two runtime environments have a variable in common, were it the same value."""
+    monkeypatch.setenv("VERL_SHIPPER_TAKEOVER", "1")
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
+    assert ("VERL_SHIPPER_TAKEOVER" in travelling(None)) == ("TAKEOVER" not in config)
+
+
 @pytest.mark.parametrize("config", [None, 7, {}, {"trainer": {"shipper": {"takeover": "no", "socket": 5}}}])
 def test_a_configuration_of_any_shape_wishes_something(config: Any) -> None:
     assert wishes_of(config).takeover is False

@@ -76,7 +76,8 @@ class Client:
         self.errors = 0
         self._sender: Sender | None
         self._pack: Callable[[Any], bytes]
-        self._config = config
+        # A daemon waits with a writer's traces for its first record; a helper of a run has to have one.
+        self._config = {} if config is None and not head else config
         self._is_head = bool(head)
         self._finished = False
         self._warn_at_s = 0.0

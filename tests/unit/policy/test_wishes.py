@@ -46,6 +46,11 @@ def test_wishes_stand_where_verl_has_them() -> None:
     }
 
 
+def test_a_tokenizer_of_its_own_goes_before_the_models() -> None:
+    model = {"path": "/models/m", "tokenizer_path": "/models/t"}
+    assert wishes_of({"actor_rollout_ref": {"model": model}}) == {"traces": {"tokenizer": "/models/t"}}
+
+
 @pytest.mark.parametrize(
     ("trainer", "expected"),
     [

@@ -15,8 +15,10 @@ from verl_shipper.lane_intake import Order
 from verl_shipper.policy.answers import Answers
 from verl_shipper.policy.sampling import TraceSampling
 from verl_shipper.policy.traces import trimmed
+from verl_shipper.policy.wishes import MAY_CHOOSE
 from verl_shipper.tokens import TokenizerError, find_tokenizer, load_decoder
-from verl_shipper_spool.header import BULK
+from verl_shipper_spool.arrays import packed
+from verl_shipper_spool.header import BULK, new_id
 from verl_shipper_spool.record import Record, RecordKind, decode_record, encode_record
 
 WORDS = ("<s>", "hello", "world", "2", "+", "=", "4")
@@ -124,4 +126,39 @@ def test_a_lane_delivers_texts(model: Path, tmp_path: Path) -> None:
     body = decode_record(payload).body
     assert body["inputs"]["prompt_text"].startswith("hello… [")
     assert body["outputs"] == {"response_text": "2"}
+    bench.close()
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_root_has_the_answer_of_its_turn_also_after_a_restart_in_between(
+    crash: bool, model: Path, tmp_path: Path
+) -> None:
+    order = Order(BACKEND, {"traces": {"token2text": True, "tokenizer": str(model)}})
+    bench = Bench(tmp_path, order=order)
+    stream = bench.stream(stream_class=BULK)
+    bench.log_payload(stream, span({}, {"token_ids": packed([1, 2, 6, 6])}))
+    bench.until_quiet()
+    if crash:
+        bench.crash()
+    bench.log_payload(stream, span({"messages": []}, {"response_of": b"s" * 8, "reward": 1.0}))
+    bench.until_quiet()
+
+    outputs = decode_record(bench.tracker.kept[stream, 1]).body["outputs"]
+    assert (outputs["response_text"], outputs["reward"]) == ("helloworld44", 1.0)
+    bench.close()
+
+
+def test_the_runs_own_tokenizer_is_found_in_its_configuration(model: Path, tmp_path: Path) -> None:
+    """A rollout worker says it, on a node where the trainer is not; and none of its words is the run's beginning."""
+    bench = Bench(tmp_path, order=Order(BACKEND, {}, MAY_CHOOSE))
+    writer = new_id()
+    scalars = bench.stream(writer_id=writer, forked=True)
+    bulk = bench.stream(stream_class=BULK, writer_id=writer, forked=True)
+    trace = {"rollout": {"trace": {"token2text": True}}, "model": {"path": "/nowhere", "tokenizer_path": str(model)}}
+    body = {"config": {"actor_rollout_ref": trace}, "forked": True}
+    bench.log_payload(bulk, span({"prompt_ids": [1, 2]}, None))
+    bench.log_payload(scalars, encode_record(Record(RecordKind.RUN_START, 0, None, 1, body)))
+    bench.until_quiet()
+
+    assert decode_record(bench.tracker.kept[bulk, 0]).body["inputs"] == {"prompt_text": "helloworld"}
     bench.close()

@@ -18,6 +18,7 @@ from typing import Any
 ELEMENT_BYTES = 4
 SIGNIFICANT_DIGITS = 7  # what a float32 holds, and a little more
 _SWAP = sys.byteorder == "big"
+_ORDER = "<" if _SWAP else "@"  # little endian either way; the machine's own has a faster road for single precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def packed(values: Any) -> Ints | Floats | None:
 
 
 def _packed(typecode: str, values: Any) -> bytes:
-    return struct.pack(f"<{len(values)}{typecode}", *values)  # twice as fast as an array of the same
+    return struct.pack(f"{_ORDER}{len(values)}{typecode}", *values)  # twice as fast as an array of the same
 
 
 def _unpacked(typecode: str, content: bytes) -> list[Any]:

@@ -337,9 +337,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Cost of rollout traces, ours beside verl's own roads.")
-    parser.add_argument(
-        "--quick", action="store_true", help="2 workers, 64 trajectories, one round: does it work?"
-    )
+    parser.add_argument("--quick", action="store_true", help="2 workers, 64 trajectories, one round: does it work?")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     parser.add_argument("--trajectories", type=int, default=8192, help="of all workers together")
     parser.add_argument("--peer-trajectories", type=int, default=1024, help="the same for trackio and mlflow")

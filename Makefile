@@ -41,6 +41,7 @@ bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/log_latency.py --quick
 	$(BIN)/python benchmarks/ingest.py --quick
 	$(BIN)/python benchmarks/policy.py --quick
+	$(BIN)/python benchmarks/traces.py --quick
 
 $(VENV)/demo.done: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

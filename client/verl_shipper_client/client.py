@@ -26,6 +26,7 @@ from verl_shipper_client import generations, identity, process_exit
 from verl_shipper_client.sender import Sender
 from verl_shipper_client.span import Span, SpanValues, attributes_of
 from verl_shipper_client.values import STEP_MAX, cut_text, error_text, plain, to_plain, whole_step
+from verl_shipper_spool.frame import PAYLOAD_BYTES_MAX
 from verl_shipper_spool.header import BULK, SCALARS, StreamHeader, new_id, sibling, this_process
 from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, socket_address, spool_dir
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
@@ -277,15 +278,25 @@ class Client:
         """Append a record of any kind to the stream it belongs to."""
         with self._lock:
             scalars = self._scalars or self._start()
-            bulk = self._bulk
-            assert bulk is not None
-            heavy = kind in (RecordKind.GENERATIONS, RecordKind.SPAN, RecordKind.FILE)
-            writer = bulk if heavy else scalars
-            payload = _pack_slowly(kind, next(self._seq), whole_step(step), body)
-            if not writer.append(payload, _CLASS[kind]):
+            writer = (kind in _HEAVY_CLASS and self._bulk) or scalars
+            payload = self._packed(kind, next(self._seq), whole_step(step), body)
+            if not writer.append(payload, _HEAVY_CLASS.get(kind, _METRICS_CLASS)):
                 self._tell_loss(writer)
             if self._sender is None:
                 self._start_sender()
+
+    def _packed(self, kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
+        """Payload of a record. Spans come by the thousand: MessagePack itself says which ones need a look."""
+        pack, self._pack = self._pack, _pack_apart  # as in `log`
+        try:
+            is_span = kind is RecordKind.SPAN
+            payload = pack((RECORD_VERSION, int(kind), seq, step, time.time_ns(), body)) if is_span else b""
+        except Exception:  # noqa: BLE001 - odd values
+            payload = b""
+        finally:
+            self._pack = pack
+        # Of a payload that is too large, the slow road may keep a part.
+        return payload if 0 < len(payload) <= PAYLOAD_BYTES_MAX else _pack_slowly(kind, seq, step, body)
 
     def _record_span(self, values: SpanValues) -> None:
         attributes = values.attributes
@@ -349,11 +360,7 @@ class Client:
             self.finish(exit_code=process_exit.seen(), timeout_s=2.0)
 
 
-_CLASS = {
-    RecordKind.RUN_START: _METRICS_CLASS,
-    RecordKind.METRICS: _METRICS_CLASS,
-    RecordKind.TEXT: _METRICS_CLASS,
-    RecordKind.RUN_FINISH: _METRICS_CLASS,
+_HEAVY_CLASS = {
     RecordKind.GENERATIONS: "generations",
     RecordKind.SPAN: "span",
     RecordKind.FILE: "file",

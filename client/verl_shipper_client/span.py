@@ -130,11 +130,10 @@ def with_arrays(values: Any) -> Any:
     """Named inputs or outputs with their token ids and log-probabilities packed; anything else as it is."""
     if type(values) is not dict:
         return values
-    return {key: _as_array(value) if _names_array(key) else value for key, value in values.items()}
-
-
-def _names_array(key: Any) -> bool:
-    return type(key) is str and key.endswith(ARRAY_KEYS)
+    return {
+        key: _as_array(value) if type(key) is str and key.endswith(ARRAY_KEYS) else value
+        for key, value in values.items()
+    }
 
 
 def _as_array(value: Any) -> Any:

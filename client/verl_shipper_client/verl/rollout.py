@@ -31,7 +31,7 @@ from typing import Any
 from verl_shipper_client.span import Span
 from verl_shipper_client.verl.job import JOB, TAKEN
 from verl_shipper_client.verl.patch import MARK, safely, tell_once, wrap
-from verl_shipper_client.verl.seen import Describe, call_of, describe_op, fields_of, scalar
+from verl_shipper_client.verl.seen import Describe, call_of, describe_op, fields_of, is_same_list, scalar
 from verl_shipper_client.verl.training import watch_subclasses
 from verl_shipper_client.verl.trajectory import IDENTITY, Trajectory
 from verl_shipper_spool.verl_names import PLUGIN_NAME as NAME
@@ -121,8 +121,8 @@ def _trajectory_block(
 ) -> Iterator[None]:
     """One trajectory: whatever is traced inside belongs to its root span."""
     attributes = {"sample_index": sample_index, "step": step, "rollout_n": rollout_n, "validate": validate}
-    root = safely(lambda: _root(config, name, attributes, trace))
-    trajectory = Trajectory(root)
+    root, client = safely(lambda: _root(config, name, attributes, trace)) or (None, None)
+    trajectory = Trajectory(root, client)
     token = _trajectory.set(trajectory)
     try:
         if root is not None:
@@ -141,16 +141,16 @@ def _trajectory_block(
         _trajectory.reset(token)
 
 
-def _root(config: Any, name: str, attributes: dict[str, Any], trace: bool) -> Span | None:
-    """The root span of a trajectory that is to be traced."""
+def _root(config: Any, name: str, attributes: dict[str, Any], trace: bool) -> tuple[Span, Any] | None:
+    """The root span of a trajectory that is to be traced, and the client that all of its spans are recorded by."""
     known = {key: scalar(value) for key, value in attributes.items() if value is not None}
     instance = config.get_instance()
     if not trace and not (_is_v1() and _is_drawn(instance, known)):
         return None
     known["experiment_name"] = instance.experiment_name
     known["span_type"] = "agent"
-    root: Span = _client(config).span(name, attributes=known)
-    return root
+    client = _client(config)
+    return client.span(name, attributes=known), client
 
 
 def _is_v1() -> bool:
@@ -264,13 +264,15 @@ class _Operation:
 
     def _begin(self) -> Span:
         name, self._inputs = call_of(self._describe, self._args, self._kwargs)
-        root = self._trajectory.root if self._trajectory is not None else None
+        trajectory = self._trajectory
+        root = trajectory.root if trajectory is not None else None
         if root is not None and self._describe.is_run:
             self._identify(root)
         attributes = {"span_type": self._describe.span_type}
         if root is not None:
             attributes |= {key: root.attributes[key] for key in ("step", "sample_index") if key in root.attributes}
-        span: Span = _client(self._config).span(name, attributes=attributes)
+        client = trajectory.client if trajectory is not None else _client(self._config)
+        span: Span = client.span(name, attributes=attributes)
         return span.__enter__()
 
     def _identify(self, root: Span) -> None:
@@ -278,7 +280,7 @@ class _Operation:
         assert self._trajectory is not None
         messages = self._trajectory.messages = self._inputs.pop("raw_prompt", None)
         # A dataset may have the same conversation in a column of its own.
-        self._inputs = {key: value for key, value in self._inputs.items() if value is not None and value != messages}
+        self._inputs = {key: value for key, value in self._inputs.items() if not is_same_list(value, messages)}
         for attribute, names in IDENTITY.items():
             value = next((self._inputs[name] for name in names if self._inputs.get(name) is not None), None)
             if value is not None:

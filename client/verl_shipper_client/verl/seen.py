@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from verl_shipper_client.verl.trajectory import runs_of
 DEPTH = 4
 KINDS = {"generate": "chat", "extract_tool_calls": "parser", "execute": "tool", "_call_tool": "tool", "run": "agent"}
 TOOL_CALL = "_call_tool"
+_LEAVES = frozenset({str, int, float, bool, type(None)})
 _ALREADY_TOLD = ("raw_prompt", "reward_extra_info")  # at the root
 
 
@@ -86,28 +87,32 @@ def call_of(describe: Describe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         ids = inputs.pop("responses_ids", None)
         inputs.pop("tools", None)  # the schemas of all tools, the same every time
         return describe.name, {"response_tokens": len(ids)} if hasattr(ids, "__len__") else {}
-    shown = {key: fields_of(value, DEPTH) for key, value in inputs.items()}
-    return describe.name, _without_nothing(shown)
+    return describe.name, _without_nothing(_each(inputs.items(), DEPTH))
 
 
 def fields_of(value: Any, depth: int = 1) -> Any:
     """A model or a dataclass as a dict, so far down; everything else as it is."""
     if value is None or isinstance(value, (str, int, float)) or depth <= 0:
         return value
-    if isinstance(value, Mapping):
-        return {key: fields_of(element, depth - 1) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
         if value and isinstance(value[0], (int, float)):
             return value  # ids or numbers: thousands of them, looked at by nobody here
         return [fields_of(element, depth - 1) for element in value]
+    if isinstance(value, (dict, Mapping)):
+        return _each(value.items(), depth - 1)
     if hasattr(type(value), "model_fields") or hasattr(type(value), "__fields__"):
-        return {key: fields_of(element, depth - 1) for key, element in vars(value).items()}
+        return _each(vars(value).items(), depth - 1)
     if is_dataclass(value) and not isinstance(value, type):
         names = value.__dataclass_fields__
-        return {name: fields_of(getattr(value, name, None), depth - 1) for name in names}
+        return _each(((name, getattr(value, name, None)) for name in names), depth - 1)
     if getattr(getattr(value, "dtype", None), "kind", None) == "O" and hasattr(value, "tolist"):
         return fields_of(value.tolist(), depth)  # verl keeps messages in arrays of objects
     return value
+
+
+def _each(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any]:
+    """`fields_of` of each, without asking for what is plain: most of it is."""
+    return {key: value if type(value) in _LEAVES else fields_of(value, depth) for key, value in items}
 
 
 def scalar(value: Any) -> Any:
@@ -117,6 +122,14 @@ def scalar(value: Any) -> Any:
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return value
+
+
+def is_same_list(left: Any, right: Any) -> bool:
+    """Whether two lists hold the same; arrays and tensors in them have an opinion of their own about that."""
+    try:
+        return type(left) is list and type(right) is list and bool(left == right)
+    except Exception:  # noqa: BLE001 - any object may be given
+        return False
 
 
 def _run_outputs(result: Any) -> Any:
@@ -143,8 +156,8 @@ def _tool_call(call: Any) -> tuple[str, dict[str, Any]]:
 
 def _without_nothing(values: dict[Any, Any]) -> dict[Any, Any]:
     """verl passes a dozen arguments of which most are None."""
-    return {key: value for key, value in values.items() if value is not None and value != {} and not _is_empty(value)}
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and not value
+    return {
+        key: value
+        for key, value in values.items()
+        if not (value is None or (isinstance(value, (dict, list, tuple)) and not value))
+    }

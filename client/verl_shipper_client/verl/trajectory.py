@@ -13,8 +13,8 @@ Must not know: spool, verl's classes. Never raises for tokens that are no lists:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
 
 from verl_shipper_client.span import Span
 
@@ -27,13 +27,17 @@ IDENTITY = {
     "data_source": ("data_source",),
 }
 
+Tokens: TypeAlias = "list[Any] | tuple[Any, ...]"
+Line: TypeAlias = tuple[Tokens, Tokens]  # prompt and response, which are read as one line
+
 
 @dataclass(slots=True)
 class Trajectory:
     """One rollout of one sample. `root` is its span; None while nothing of it is wanted."""
 
     root: Span | None
-    known: list[int] = field(default_factory=list)
+    client: Any = None  # that made the root
+    known: Line = ((), ())
     answer: bytes | None = None  # the span with the newest tokens of the model
     text: str | None = None  # the newest answer as text, where verl itself has decoded it
     has_log_probs: bool = True  # of every turn so far
@@ -45,8 +49,8 @@ class Trajectory:
         prompt, response = inputs.get("prompt_ids"), outputs.get("token_ids")
         if not (_is_list(prompt) and _is_list(response)):
             return
-        tokens = list(prompt) + list(response)
-        known = shared_prefix(self.known, tokens)
+        tokens = list(prompt), list(response)  # verl's loops go on with the same lists
+        known = _shared(self.known, tokens)
         self.known = tokens
         self.has_log_probs = self.has_log_probs and bool(outputs.get("log_probs"))
         _keep_new(inputs, "prompt_ids", prompt, known)
@@ -54,7 +58,7 @@ class Trajectory:
         span.attributes |= {"prompt_tokens": len(prompt), "response_tokens": len(response)}
         if known:
             span.set_attribute("known_tokens", known)
-        if known < len(tokens) or self.answer is None:
+        if known < len(prompt) + len(response) or self.answer is None:
             self.answer = span.span_id
         else:
             outputs.pop("log_probs", None)
@@ -65,7 +69,7 @@ class Trajectory:
         prompt, response = outputs.get("prompt_ids"), outputs.get("response_ids")
         if not (_is_list(prompt) and _is_list(response)):
             return
-        known = shared_prefix(self.known, list(prompt) + list(response))
+        known = _shared(self.known, (prompt, response))
         _keep_new(outputs, "prompt_ids", prompt, known)
         _keep_new(outputs, "response_ids", response, known - len(prompt))
         span.attributes |= {"prompt_tokens": len(prompt), "response_tokens": len(response)}
@@ -87,6 +91,13 @@ class Trajectory:
         return outputs
 
 
+def _shared(left: Line, right: Line) -> int:
+    """How many tokens two lines have in common. Most often all, or there is none: then nothing is copied."""
+    if left == right:
+        return len(right[0]) + len(right[1])
+    return shared_prefix([*left[0], *left[1]], [*right[0], *right[1]]) if left[0] or left[1] else 0
+
+
 def shared_prefix(left: list[Any], right: list[Any]) -> int:
     """How many elements two lists have in common at their beginning."""
     low, high = 0, min(len(left), len(right))
@@ -103,7 +114,11 @@ def shared_prefix(left: list[Any], right: list[Any]) -> int:
 
 def runs_of(mask: Any) -> Any:
     """A mask as pairs of value and length: [1, 1, 0] → [[1, 2], [0, 1]]; anything else as it is."""
-    if not _is_list(mask) or mask.count(0) + mask.count(1) != len(mask):
+    if not _is_list(mask):
+        return mask
+    if mask and mask[0] in (0, 1) and mask.count(mask[0]) == len(mask):  # one turn
+        return [[mask[0], len(mask)]]
+    if mask.count(0) + mask.count(1) != len(mask):
         return mask
     runs: list[list[Any]] = []
     start = 0
@@ -125,5 +140,5 @@ def _keep_new(values: dict[str, Any], key: str, tokens: Any, known: int) -> None
         values[key] = tokens[known:]
 
 
-def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+def _is_list(value: Any) -> TypeGuard[Tokens]:
     return type(value) in (list, tuple)

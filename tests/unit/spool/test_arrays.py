@@ -43,10 +43,16 @@ def test_a_number_is_shown_as_it_was_written() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [[], [2**31], [1, 2.5], [1, "a"], ["a"], [True, False], [None], "text", 7, None, {"a": 1}, [[1], [2]], [1e39]],
+    [[], [2**31], [1, 2.5], [1, "a"], ["a"], [True, False], [None], "text", 7, None, {"a": 1}, [[1], [2]]],
 )
 def test_what_does_not_fit_is_not_packed(values: Any) -> None:
     assert packed(values) is None
+
+
+def test_a_number_beyond_single_precision_is_infinite() -> None:
+    array = packed([1e39, -1e39])
+    assert array is not None
+    assert array.tolist() == [math.inf, -math.inf]
 
 
 def test_bytes_that_are_cut_are_read_as_far_as_they_go() -> None:

@@ -186,6 +186,32 @@ def test_tokens_and_log_probabilities_are_written_once(verl: types.ModuleType, f
     assert "response_of" not in {**run["outputs"], **root["outputs"]}  # the root has the text
 
 
+class Contrary:
+    """Like a tensor of many elements: what it is equal to cannot be said in one word."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_conversation_that_a_dataset_has_twice_is_written_once(verl: types.ModuleType, fresh_job: Path) -> None:
+    class Loop:
+        @verl.rollout_trace_op  # type: ignore[untyped-decorator]
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> None:
+            return None
+
+    async def drive() -> None:
+        messages = [{"role": "user", "content": "2+2?"}]
+        with verl.rollout_trace_attr(name="agent_loop"):
+            await Loop().run({}, raw_prompt=messages, prompt=list(messages), odd=Contrary(), odds=[Contrary()])
+
+    asyncio.run(drive())
+    run, root = spans(fresh_job)
+    assert root["inputs"] == {"messages": [{"role": "user", "content": "2+2?"}]}
+    assert set(run["inputs"]) == {"odd", "odds"}
+
+
 def test_what_is_seen_does_not_change_what_is_done(verl: types.ModuleType) -> None:
     output = tell(verl)
     assert output.response_mask == [1, 1, 0, 1]

@@ -111,13 +111,14 @@ def test_an_object_that_is_dropped_says_nothing_about_the_run(verl: types.Module
 
 def test_validations_are_shipped_from_a_process_that_has_no_tracking(verl: types.ModuleType, fresh_job: Path) -> None:
     verl.ValidationGenerationsLogger("p", "e").log(["wandb", "shipper"], [("q", "a", 1.0)], 7)
-    (table,) = shipped(fresh_job)
+    start, table = shipped(fresh_job)
+    assert start.body["forked"] is True  # a word of its own, and not the run's beginning
     assert (table.kind, table.step, table.body["rows"]) == (RecordKind.GENERATIONS, 7, [["q", "a", 1.0]])
 
 
 def test_the_table_of_filtered_rewards_is_a_table_with_a_name(verl: types.ModuleType, fresh_job: Path) -> None:
     left = verl.DapoFilteredRewardTableLogger("p", "e").log(["console", "shipper"], {1.0: 3, 0.0: 12}, 5)
-    (table,) = shipped(fresh_job)
+    _, table = shipped(fresh_job)
     assert left == ["console"]
     assert table.body["name"] == "training/filter_groups/filtered_reward_counts"
     assert (table.body["columns"], table.body["rows"]) == (["step", "reward_counts"], [[5, "0:12, 1:3"]])

@@ -124,20 +124,18 @@ def _trajectory_block(
     root, client = safely(lambda: _root(config, name, attributes, trace)) or (None, None)
     trajectory = Trajectory(root, client)
     token = _trajectory.set(trajectory)
+    if root is not None:
+        safely(root.__enter__)
+    failure: BaseException | None = None
     try:
-        if root is not None:
-            root.__enter__()
         yield
     except BaseException as error:
-        if root is not None:
-            safely(lambda: _end_root(root, trajectory))
-            root.__exit__(type(error), error, error.__traceback__)
+        failure = error
         raise
-    else:
+    finally:
         if root is not None:
             safely(lambda: _end_root(root, trajectory))
-            root.__exit__(None, None, None)
-    finally:
+            safely(lambda: root.__exit__(type(failure) if failure else None, failure, None))
         _trajectory.reset(token)
 
 
@@ -177,7 +175,8 @@ def _end_root(root: Span, trajectory: Trajectory) -> None:
     outputs = trajectory.result()
     output = trajectory.output
     final = output[-1] if isinstance(output, list) and output else output
-    fields = fields_of(final) if final is not None else {}
+    shown = fields_of(final)
+    fields = shown if isinstance(shown, dict) else {}
     extra = fields.get("extra_fields") or {}
     found = {"reward": fields.get("reward_score"), "num_turns": fields.get("num_turns")}
     if isinstance(extra, dict):
@@ -266,8 +265,8 @@ class _Operation:
         name, self._inputs = call_of(self._describe, self._args, self._kwargs)
         trajectory = self._trajectory
         root = trajectory.root if trajectory is not None else None
-        if root is not None and self._describe.is_run:
-            self._identify(root)
+        if root is not None and self._describe.is_run and trajectory is not None and not trajectory.is_known:
+            self._identify(root, trajectory)
         attributes = {"span_type": self._describe.span_type}
         if root is not None:
             attributes |= {key: root.attributes[key] for key in ("step", "sample_index") if key in root.attributes}
@@ -275,10 +274,10 @@ class _Operation:
         span: Span = client.span(name, attributes=attributes)
         return span.__enter__()
 
-    def _identify(self, root: Span) -> None:
-        """The arguments of an agent loop say which trajectory this is; verl's own word for it may be a batch's."""
-        assert self._trajectory is not None
-        messages = self._trajectory.messages = self._inputs.pop("raw_prompt", None)
+    def _identify(self, root: Span, trajectory: Trajectory) -> None:
+        """The arguments of the first loop say which trajectory this is; verl's own word for it may be a batch's."""
+        trajectory.is_known = True
+        messages = trajectory.messages = self._inputs.pop("raw_prompt", None)
         # A dataset may have the same conversation in a column of its own.
         self._inputs = {key: value for key, value in self._inputs.items() if not is_same_list(value, messages)}
         for attribute, names in IDENTITY.items():

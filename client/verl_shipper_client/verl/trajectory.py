@@ -41,6 +41,7 @@ class Trajectory:
     answer: bytes | None = None  # the span with the newest tokens of the model
     text: str | None = None  # the newest answer as text, where verl itself has decoded it
     has_log_probs: bool = True  # of every turn so far
+    is_known: bool = False  # which one it is has been said, by the outermost loop
     messages: Any = None
     output: Any = None  # what the agent loop returned; its reward comes into it later
 
@@ -52,6 +53,7 @@ class Trajectory:
         tokens = list(prompt), list(response)  # verl's loops go on with the same lists
         known = _shared(self.known, tokens)
         self.known = tokens
+        self.text = None  # of an earlier answer
         self.has_log_probs = self.has_log_probs and bool(outputs.get("log_probs"))
         _keep_new(inputs, "prompt_ids", prompt, known)
         _keep_new(outputs, "token_ids", response, known - len(prompt))

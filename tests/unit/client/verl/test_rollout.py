@@ -186,6 +186,65 @@ def test_tokens_and_log_probabilities_are_written_once(verl: types.ModuleType, f
     assert "response_of" not in {**run["outputs"], **root["outputs"]}  # the root has the text
 
 
+def test_a_loop_inside_a_loop_does_not_change_whose_trajectory_it_is(verl: types.ModuleType, fresh_job: Path) -> None:
+    class Inner:
+        @verl.rollout_trace_op  # type: ignore[untyped-decorator]
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Output:
+            return Output([7], [8], [1], reward_score=9.0)
+
+    class Outer:
+        @verl.rollout_trace_op  # type: ignore[untyped-decorator]
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Output:
+            await Inner().run({}, uid="inner", raw_prompt=[])
+            return Output([1], [2], [1])
+
+    tell(verl, Outer())
+    root = spans(fresh_job)[-1]
+    assert (root["attributes"]["uid"], root["attributes"]["reward"]) == ("u7", 1.0)
+    assert root["inputs"] == {"messages": [{"role": "user", "content": "2+2?"}]}
+
+
+def test_an_answer_that_was_not_parsed_is_not_an_earlier_one(verl: types.ModuleType, fresh_job: Path) -> None:
+    class Server:
+        @verl.rollout_trace_op  # type: ignore[untyped-decorator]
+        async def generate(self, request_id: str, *, prompt_ids: list[int]) -> Turn:
+            return Turn([len(prompt_ids) + 100])
+
+    class Parser:
+        @verl.rollout_trace_op  # type: ignore[untyped-decorator]
+        async def extract_tool_calls(self, responses_ids: list[int]) -> tuple[str, list[Call]]:
+            return "the first answer", []
+
+    class Loop:
+        @verl.rollout_trace_op  # type: ignore[untyped-decorator]
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Output:
+            await Server().generate("r", prompt_ids=[1])
+            await Parser().extract_tool_calls([101])
+            await Server().generate("r", prompt_ids=[1, 101, 5])  # cut off: nobody parses it
+            return Output([1], [101, 5, 103], [1, 0, 1])
+
+    tell(verl, Loop())
+    *_, turn, _, root = spans(fresh_job)
+    assert "response_text" not in root["outputs"]
+    assert root["outputs"]["response_of"] == turn["span_id"]
+
+
+@pytest.mark.parametrize("output", [None, "text", 7, object(), [], {"reward_score": 0.5}])
+def test_a_loop_may_return_anything(verl: types.ModuleType, fresh_job: Path, output: Any) -> None:
+    class Loop:
+        @verl.rollout_trace_op  # type: ignore[untyped-decorator]
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+            return output
+
+    async def drive() -> Any:
+        with verl.rollout_trace_attr(step=1, name="agent_loop"):
+            return await Loop().run({})
+
+    assert asyncio.run(drive()) is output
+    run, root = spans(fresh_job)
+    assert (run["status"], root["status"]) == ("ok", "ok")
+
+
 class Contrary:
     """Like a tensor of many elements: what it is equal to cannot be said in one word."""
 

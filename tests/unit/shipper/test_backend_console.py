@@ -61,6 +61,8 @@ def test_every_kind_that_is_shown_gets_one_line(stdout: Pipe) -> None:
             item(RecordKind.RUN_START, {}, ordinal=0, step=None),
             metrics(1, {"n": 1}, rank=3),
             item(RecordKind.GENERATIONS, {"rows": [["a"], ["b"]]}, ordinal=2, step=5),
+            item(RecordKind.GENERATIONS, {"rows": [["a"]], "name": "training/groups"}, ordinal=2, step=5),
+            item(RecordKind.RUN_START, {"forked": True}, ordinal=2, step=None),  # a helper of the run
             item(RecordKind.TEXT, {"note": "long text"}, ordinal=3, step=6),
             item(RecordKind.SPAN, {"name": "generate"}, ordinal=4),
             item(RecordKind.RUN_FINISH, {"exit_code": None}, ordinal=5, step=None),
@@ -71,6 +73,7 @@ def test_every_kind_that_is_shown_gets_one_line(stdout: Pipe) -> None:
         "run experiment started",
         "[rank 3] step:1 - n:1",
         "step:5 - generations:2",
+        "step:5 - training/groups:1",
         "step:6 - text:note",
         "run experiment finished, exit code unknown",
     ]

@@ -171,6 +171,8 @@ def generations(**place: Any) -> Any:
         ({"step": -1}, "val_generations/step_-1.json"),
         ({"step": None}, "val_generations/no_step.json"),
         ({"step": 4, "rank": 1, "body": {"call": 2, "part": 3}}, "val_generations/step_4.rank_1.call_2.part_3.json"),
+        ({"step": 4, "body": {"name": "training/groups"}}, "tables/training/groups/step_4.json"),
+        ({"step": 4, "body": {"name": "../up"}}, "tables/__-5ec1f7e7/up/step_4.json"),
     ],
 )
 def test_a_generations_path_says_step_rank_call_and_part(place: dict[str, Any], path: str) -> None:
@@ -241,6 +243,30 @@ def span_body(**changes: Any) -> dict[str, Any]:
 
 def attributes(span: Any) -> dict[str, str]:
     return {pair.key: pair.value.string_value for pair in span.attributes}
+
+
+def test_a_span_says_of_which_type_it_is_and_how_many_tokens_it_took() -> None:
+    told = {"span_type": "chat", "prompt_tokens": 230, "response_tokens": 2048}
+    found = attributes(span_of(span_body(attributes=told), step=1, rank=0, experiment="exp"))
+    assert json.loads(found["mlflow.spanType"]) == "LLM"
+    usage = {"input_tokens": 230, "output_tokens": 2048, "total_tokens": 2278}
+    assert json.loads(found["mlflow.chat.tokenUsage"]) == usage
+    for odd in ({"span_type": ["chat"]}, {"span_type": "unknown"}, {"span_type": "chat", "prompt_tokens": "many"}):
+        found = attributes(span_of(span_body(attributes=odd), step=1, rank=0, experiment="exp"))
+        assert "mlflow.chat.tokenUsage" not in found
+
+
+def test_an_answer_to_messages_is_a_message() -> None:
+    body = span_body(inputs={"messages": [{"role": "user", "content": "2+2?"}]})
+    for outputs, shown in (
+        ({"response_text": "4", "reward": 1.0}, {"messages": [{"role": "assistant", "content": "4"}], "reward": 1.0}),
+        ({"response_of": b"\1" * 8}, {"response_of": "01" * 8}),
+        ("4", "4"),
+    ):
+        found = attributes(span_of(body | {"outputs": outputs}, step=1, rank=0, experiment="exp"))
+        assert json.loads(found["mlflow.spanOutputs"]) == shown
+    plain = attributes(span_of(span_body(outputs={"response_text": "4"}), step=1, rank=0, experiment="exp"))
+    assert json.loads(plain["mlflow.spanOutputs"]) == {"response_text": "4"}
 
 
 def test_a_root_span_tags_its_trace_and_a_child_does_not() -> None:

@@ -16,11 +16,6 @@ CELLS = st.none() | st.integers() | st.text(max_size=40) | st.just("\U0001f600" 
 
 
 @given(st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=12), st.integers(200, 600), st.integers(1, 4))
-def test_a_table_is_a_validation_or_has_a_name_of_its_own() -> None:
-    assert table_key({}) == "val/generations"
-    assert table_key({"name": "training/groups", "call": 1, "part": 2}) == "training/groups_2_part_3"
-
-
 def test_pieces_hold_all_rows_in_order_and_fit(rows: list[list[Any]], bytes_max: int, rows_max: int) -> None:
     found = list(pieces(["a", "b"], rows, rows_max=rows_max, bytes_max=bytes_max))
     assert [first for first, _, _ in found] == [sum(len(piece) for _, piece, _ in found[:n]) for n in range(len(found))]
@@ -86,3 +81,8 @@ def test_a_setting_that_cannot_work_is_named_with_what_can(key: str, value: obje
 def test_an_address_without_a_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="base_url"):
         check_settings("x", {}, mode="online", modes=["online"], url="nonsense", variable="X_URL")
+
+
+def test_a_table_is_a_validation_or_has_a_name_of_its_own() -> None:
+    assert table_key({}) == "val/generations"
+    assert table_key({"name": "training/groups", "call": 1, "part": 2}) == "training/groups_2_part_3"

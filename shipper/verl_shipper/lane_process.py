@@ -66,8 +66,8 @@ def store_path(state_dir: str, backend: str) -> str:
 
 def main() -> int:
     """Run one lane until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C, and whatever else a whole group is sent: the daemon's to handle
     order = LaneOrder(**json.loads(sys.stdin.buffer.readline()))
     log_to_stderr(order.log_level, f"%(asctime)s %(levelname)s lane {order.backend}: %(message)s")
     try:

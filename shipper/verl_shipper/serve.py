@@ -1,7 +1,7 @@
 """Running the daemon for a person: in the foreground, beside a command, or until a folder is flushed.
 
-    serve        until SIGTERM or SIGINT; SIGHUP loads the configuration again
-    beside       start, run the command, drain, end with the command's exit code
+    serve        until SIGTERM, SIGINT or SIGUSR1; SIGHUP loads the configuration again
+    beside       start, run the command, drain, end with the command's exit code; signals go to the command
     flush        read folders, deliver, end when nothing remains
 
 Must not know: click. On failure: ShipperError for the command line to print.
@@ -28,6 +28,9 @@ from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE, STATE_V
 
 EXIT_REMAINS = 4
 LOOK_S = 0.2
+END = (signal.SIGTERM, signal.SIGINT)
+END_OF_A_STEP = signal.SIGUSR1  # what Slurm's srun passes on; of a SIGTERM it makes a SIGKILL for its step
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # a trainer's own: "write a checkpoint", for one
 FORWARD_GRACE_S = 10.0  # a command that was told to end has so long before it is killed
 
 
@@ -35,7 +38,11 @@ def serve(config: Config, request: Request | None = None) -> int:
     """Run the daemon until a signal."""
     check_backends(config)
     reload = _reload(config, request)
-    with _told_to_end() as told, _hung_up(reload), opened(config, places_of(config), reload) as daemon:
+    with (
+        _told_to_end((*END, END_OF_A_STEP)) as told,
+        _hung_up(reload),
+        opened(config, places_of(config), reload) as daemon,
+    ):
         _say_ready(daemon)
         daemon.run(until=told)
     return 0
@@ -59,12 +66,15 @@ def beside(config: Config, command: Sequence[str], drain_timeout_s: float, reque
             ) from error
         told_s = [0.0]
 
-        def forward(number: int) -> None:
-            told_s[0] = told_s[0] or time.monotonic()
+        def pass_on(number: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
-        with _signals(forward):
+        def forward(number: int) -> None:
+            told_s[0] = told_s[0] or time.monotonic()
+            pass_on(number)
+
+        with _signals(forward, END), _signals(pass_on, PASSED_ON):
             if told():  # before there was anybody to tell
                 forward(signal.SIGTERM)
             daemon.run(until=lambda: _ended(process, told_s[0]))
@@ -227,9 +237,7 @@ def _hung_up(reload: Reload | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals(
-    act: Callable[[int], None], numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
-) -> Iterator[None]:
+def _signals(act: Callable[[int], None], numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
     """Signals do `act` inside the block."""
     before = [signal.signal(number, lambda received, _frame: act(received)) for number in numbers]
     try:
@@ -240,9 +248,9 @@ def _signals(
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or SIGINT came since the block began. Begins before the daemon and ends behind it: a signal in
+def _told_to_end(numbers: tuple[signal.Signals, ...] = END) -> Iterator[Callable[[], bool]]:
+    """Whether one of these signals came since the block began. Begins before the daemon and ends behind it: a signal in
     the middle of its start or its end is heard, and leaves nothing half done."""
     came: list[int] = []
-    with _signals(came.append):
+    with _signals(came.append, numbers):
         yield lambda: bool(came)

@@ -29,8 +29,8 @@ EXIT_ORPHAN = 70
 
 def serve(handlers: Mapping[str, Callable[..., Any]]) -> None:
     """Answer until standard input ends; returns never."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     answers_fd = int(sys.argv[1])
     os.set_inheritable(answers_fd, False)
     # The SDK's own helper processes must not hold our standard input.

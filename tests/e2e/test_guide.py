@@ -157,7 +157,8 @@ def test_mlflow_in_a_database_with_traces_decoded(site: Site, tmp_path: Path) ->
     (trace,) = mlflow_traces(site, database, "agentic_rl", "tags.step = '2'")
     spans = {span["name"]: span for span in trace["spans"]}
     assert spans["agent_loop"]["inputs"]["prompt_text"].split() == ["What", "2", "+", "2"]
-    assert spans["agent_loop"]["outputs"]["response_text"] == "4"
+    (answer,) = spans["agent_loop"]["outputs"]["messages"]  # as a conversation: MLflow shows it as one
+    assert answer == {"role": "assistant", "content": "4"}
     assert spans["calculator"]["outputs"] == {"result": "4"}
 
 

@@ -1,7 +1,7 @@
 """A span: one timed piece of a rollout, and the context manager that measures it.
 
 Ids are frozen at capture, so that a tracker can refuse doubles. Lists of token ids and of log-probabilities among its
-inputs and outputs (keys that end so: ARRAY_KEYS) are packed: 4 bytes an element. The current span travels in a context
+inputs and outputs (ID_KEYS and NUMBER_KEYS) are packed: 4 bytes an element. The current span travels in a context
 variable: tasks of one event loop do not see each other's. Must not know: spool, sockets.
 """
 
@@ -19,7 +19,8 @@ from verl_shipper_client import identity
 from verl_shipper_client.values import STEP_MAX, error_text, is_a
 from verl_shipper_spool.arrays import Floats, Ints, packed
 
-ARRAY_KEYS = ("ids", "logprobs", "log_probs")
+ID_KEYS, NUMBER_KEYS = ("ids",), ("logprobs", "log_probs")  # alone, or behind a "_"
+_ARRAY_ENDS = (*ID_KEYS, *NUMBER_KEYS)
 ARRAY_LEN_MIN = 4  # a shorter list is no smaller as an array
 TRACE_ID_BYTES = 16
 SPAN_ID_BYTES = 8
@@ -99,15 +100,19 @@ class Span:
         self._token = _current.set(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def leave(self) -> None:
+        """Be the current span no longer; nothing is recorded."""
         if self._token is not None:
             try:
                 _current.reset(self._token)
             except ValueError:  # ended in another task than it began in
                 _current.set(None)
             self._token = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
         if kind is not None:
             self.attributes.setdefault("error", kind.__name__ if error is None else error_text(error))
         self._record(
@@ -131,16 +136,21 @@ def with_arrays(values: Any) -> Any:
     if type(values) is not dict:
         return values
     return {
-        key: _as_array(value) if type(key) is str and key.endswith(ARRAY_KEYS) else value
+        key: _as_array(key, value) if type(key) is str and key.endswith(_ARRAY_ENDS) else value
         for key, value in values.items()
     }
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(key: str, value: Any) -> Any:
     """A list, an array or a tensor of one dimension, packed; what is none of them as it is."""
+    name = key.rpartition("_")[2]
+    kind: Any = Ints if name in ID_KEYS else (Ints, Floats)
+    if name not in ID_KEYS and name not in NUMBER_KEYS and not key.endswith("log_probs"):
+        return value  # "grids" ends like it, too
     try:
         flat = value.tolist() if hasattr(value, "tolist") and not isinstance(value, (Ints, Floats)) else value
-        return (packed(flat) or value) if type(flat) in (list, tuple) and len(flat) >= ARRAY_LEN_MIN else value
+        array = packed(flat) if type(flat) in (list, tuple) and len(flat) >= ARRAY_LEN_MIN else None
+        return array if isinstance(array, kind) else value
     except Exception:  # noqa: BLE001 - any object may be given
         return value
 

@@ -60,8 +60,10 @@ class Job:
     """What one process knows of its job."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[tuple[str, str, bool], Client] = {}
+        # Reentrant, for a signal handler that ends the run; and fresh in a fork child, whose threads are gone.
+        self._lock = threading.RLock()
+        self._heads: list[Client] = []
+        self._helpers: dict[tuple[str, str], Client] = {}
         self._config: Any = None
         self._tokenizer = ""
 
@@ -80,46 +82,55 @@ class Job:
         return wishes_of(self._config)
 
     def head(self, project: Any, experiment: Any, config: Any) -> Client:
-        """The client of the process that logs for the run."""
+        """A client of the process that logs for the run. Each call begins one: outside of Ray it is another run."""
         self._config = config if config is not None else self._config
+        client = self._client(project, experiment, config if config is not None else {}, head=True)
         with self._lock:
-            self._clients.pop((str(project), str(experiment), True), None)  # its run is another one, outside of Ray
-        return self._client(project, experiment, config if config is not None else {}, head=True)
+            self._heads.append(client)
+        return client
+
+    def heads(self) -> list[Client]:
+        """The heads of this process, in the order they began."""
+        with self._lock:
+            return list(self._heads)
 
     def helper(self, project: Any, experiment: Any) -> Client:
-        """A client that adds to the run; the head's own where it lives in this process."""
-        trainer = _section(self._config, "trainer")  # a trace may be given other names; the run has the trainer's
-        project, experiment = (
-            _get(trainer, key) or given for key, given in (("project_name", project), ("experiment_name", experiment))
-        )
+        """A client that adds to the run: the newest head where there is one in this process."""
         with self._lock:
-            head = self._clients.get((str(project), str(experiment), True))
-        return head or self._client(project, experiment, self._excerpt(), head=False)
+            if self._heads:
+                return next(
+                    (
+                        head
+                        for head in reversed(self._heads)
+                        if (head.project, head.experiment) == (project, experiment)
+                    ),
+                    self._heads[-1],
+                )
+            key = str(project), str(experiment)
+            if key not in self._helpers:
+                self._helpers[key] = self._client(project, experiment, self._excerpt(), head=False)
+            return self._helpers[key]
 
-    def finish(self, exit_code: int) -> None:
-        """The training of this process is over."""
-        with self._lock:
-            clients = [client for (_, _, head), client in self._clients.items() if head]
-        for client in clients:
-            client.finish(exit_code, timeout_s=FINISH_S)
+    def after_fork(self) -> None:
+        """In the child; its clients know by themselves."""
+        self._lock = threading.RLock()
 
     def _client(self, project: Any, experiment: Any, config: Any, *, head: bool) -> Client:
-        key = (str(project), str(experiment), head)
-        with self._lock:
-            if key not in self._clients:
-                wishes = wishes_of(config if head else self._config)
-                self._clients[key] = Client(
-                    project,
-                    experiment,
-                    config=config,
-                    run_id=wishes.run_id or job_run_id(key[0], key[1]),
-                    rank=0,
-                    world=1,
-                    spool_dir=wishes.spool_dir or None,
-                    socket=wishes.socket or None,
-                    head=head,
-                )
-            return self._clients[key]
+        settings = config if head and config else self._config
+        wishes, trainer = wishes_of(settings), _section(settings, "trainer")
+        # Whatever names a Tracking or a trace is given: those of the configuration are the same in every process.
+        names = (_get(trainer, "project_name") or project, _get(trainer, "experiment_name") or experiment)
+        return Client(
+            project if head else names[0],
+            experiment if head else names[1],
+            config=config,
+            run_id=wishes.run_id or job_run_id(str(names[0]), str(names[1])),
+            rank=0,
+            world=1,
+            spool_dir=wishes.spool_dir or None,
+            socket=wishes.socket or None,
+            head=head,
+        )
 
     def _excerpt(self) -> dict[str, Any] | None:
         """Of the configuration, what a daemon needs that sees only this process."""
@@ -136,6 +147,7 @@ class Job:
 
 
 JOB = Job()
+os.register_at_fork(after_in_child=JOB.after_fork)
 
 
 def wishes_of(config: Any) -> Wishes:

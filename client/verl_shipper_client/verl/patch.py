@@ -16,7 +16,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from verl_shipper_client.values import error_text
@@ -37,8 +37,7 @@ def when_imported(name: str, act: Act) -> None:
     spec = getattr(module, "__spec__", None)
     if module is not None and not getattr(spec, "_initializing", False):
         safely(lambda: act(module))
-        return
-    _acts.setdefault(name, []).append(act)
+    _acts.setdefault(name, []).append(act)  # also for a module that is loaded again
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -46,8 +45,8 @@ def when_imported(name: str, act: Act) -> None:
 def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
     """Replace what `owner` itself has under `name`; False when it has none, or one that was replaced before."""
     found = vars(owner).get(name)
-    if found is None or hasattr(found, MARK):
-        return False
+    if not isinstance(found, (FunctionType, classmethod)) or hasattr(found, MARK):
+        return False  # a partial method, a callable object: whatever it does, we would do it wrong
     made = make(found)
     setattr(made, MARK, True)
     setattr(owner, name, made)
@@ -70,7 +69,7 @@ def tell_once(text: str) -> None:
     _told.add(text)
     try:
         sys.stderr.write(f"verl-shipper: {text}\n")
-    except (OSError, ValueError, AttributeError):  # stderr is closed: nobody to tell
+    except Exception:  # noqa: BLE001 - closed, or an object of somebody's: nobody to tell
         return
 
 
@@ -108,7 +107,7 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        for act in _acts.pop(module.__name__, []):
+        for act in _acts.get(module.__name__, []):
             safely(lambda act=act: act(module))  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:

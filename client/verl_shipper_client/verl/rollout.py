@@ -31,7 +31,16 @@ from typing import Any
 from verl_shipper_client.span import Span
 from verl_shipper_client.verl.job import JOB, TAKEN
 from verl_shipper_client.verl.patch import MARK, safely, tell_once, wrap
-from verl_shipper_client.verl.seen import Describe, call_of, describe_op, fields_of, is_same_list, scalar
+from verl_shipper_client.verl.seen import (
+    Describe,
+    call_of,
+    describe_op,
+    fields_of,
+    is_nothing,
+    is_same_list,
+    number_of,
+    scalar,
+)
 from verl_shipper_client.verl.training import watch_subclasses
 from verl_shipper_client.verl.trajectory import IDENTITY, Trajectory
 from verl_shipper_spool.verl_names import PLUGIN_NAME as NAME
@@ -173,23 +182,23 @@ def _is_drawn(instance: Any, attributes: dict[str, Any]) -> bool:
 def _end_root(root: Span, trajectory: Trajectory) -> None:
     """What is known only now: the answer, and the reward that came into the loop's output after it had returned."""
     outputs = trajectory.result()
+    root.set_outputs(outputs)
+    if trajectory.messages is not None:
+        root.set_inputs({"messages": trajectory.messages})
     output = trajectory.output
     final = output[-1] if isinstance(output, list) and output else output
     shown = fields_of(final)
     fields = shown if isinstance(shown, dict) else {}
     extra = fields.get("extra_fields") or {}
-    found = {"reward": fields.get("reward_score"), "num_turns": fields.get("num_turns")}
+    found = {"reward": number_of(fields.get("reward_score")), "num_turns": fields.get("num_turns")}
     if isinstance(extra, dict):
         found["reward_extra_info"] = extra.get("reward_extra_info") or None
         found |= {key: extra.get(key) for key in EXTRA_KEYS}
     for key, value in found.items():
-        if value is not None and value != []:
+        if not is_nothing(value):
             outputs[key] = value
             if key in ("reward", "reward_extra_info", "num_turns"):
                 root.set_attribute(key, value)
-    if trajectory.messages is not None:
-        root.set_inputs({"messages": trajectory.messages})
-    root.set_outputs(outputs)
 
 
 def _op(config: Any, original: Any) -> Any:
@@ -229,23 +238,37 @@ def _traced(config: Any, func: Any, others: Any) -> Any:
             return others(self, *args, **kwargs)
         with _Operation(config, describe, args, kwargs) as operation:
             result = func(self, *args, **kwargs)
-            operation.result = result
-        return result
+            if not inspect.iscoroutine(result):
+                operation.result = result
+                return result
+            operation.abandon()  # somebody's decorator hides that it is asynchronous: it begins when it is awaited
+        return _awaited(config, describe, args, kwargs, result)
 
     setattr(traced, MARK, True)
     return traced
 
 
+async def _awaited(config: Any, describe: Describe, args: Any, kwargs: Any, coroutine: Any) -> Any:
+    with _Operation(config, describe, args, kwargs) as operation:
+        operation.result = await coroutine
+    return operation.result
+
+
 class _Operation:
     """One traced call. Nothing that goes wrong in here reaches it."""
 
-    __slots__ = ("_args", "_config", "_describe", "_inputs", "_kwargs", "_span", "_trajectory", "result")
+    __slots__ = (
+        *("_args", "_config", "_describe", "_inputs", "_is_abandoned", "_is_outermost", "_kwargs"),
+        *("_span", "_trajectory", "result"),
+    )
 
     def __init__(self, config: Any, describe: Describe, args: Any, kwargs: Any) -> None:
         self._config, self._describe, self._args, self._kwargs = config, describe, args, kwargs
         self._trajectory = _trajectory.get()
         self._inputs: dict[str, Any] = {}
         self._span: Span | None = None
+        self._is_outermost = False
+        self._is_abandoned = False
         self.result: Any = None
 
     def __enter__(self) -> _Operation:
@@ -257,15 +280,26 @@ class _Operation:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         span = self._span
-        if span is not None:
-            safely(lambda: self._end(span, failed=kind is not None))
-            safely(lambda: span.__exit__(kind, error, traceback))
+        if span is None:
+            return
+        if self._is_abandoned:
+            safely(span.leave)
+            return
+        safely(lambda: self._end(span, failed=kind is not None))
+        safely(lambda: span.__exit__(kind, error, traceback))
+
+    def abandon(self) -> None:
+        """Nothing has happened yet; nothing is recorded."""
+        self._is_abandoned = True
+        if self._is_outermost and self._trajectory is not None:
+            self._trajectory.is_known = False
 
     def _begin(self) -> Span:
         name, self._inputs = call_of(self._describe, self._args, self._kwargs)
         trajectory = self._trajectory
         root = trajectory.root if trajectory is not None else None
         if root is not None and self._describe.is_run and trajectory is not None and not trajectory.is_known:
+            self._is_outermost = True
             self._identify(root, trajectory)
         attributes = {"span_type": self._describe.span_type}
         if root is not None:
@@ -288,17 +322,17 @@ class _Operation:
     def _end(self, span: Span, *, failed: bool) -> None:
         trajectory = self._trajectory or Trajectory(None)
         outputs = None if failed else self._describe.outputs(self.result)
-        if isinstance(outputs, dict):
-            if self._describe.is_turn:
-                trajectory.take_turn(span, self._inputs, outputs)
-            if self._describe.is_run:
-                trajectory.output = self.result
-                trajectory.take_end(span, outputs)
-            if self._describe.is_parser:
-                trajectory.text = None if outputs.get("tool_calls") else outputs.get("content")
         span.set_inputs(self._inputs)
-        if outputs is not None:
-            span.set_outputs(outputs)
+        span.set_outputs(outputs)
+        if not isinstance(outputs, dict):
+            return
+        if self._describe.is_turn:
+            trajectory.take_turn(span, self._inputs, outputs)
+        if self._describe.is_run and self._is_outermost:
+            trajectory.output = self.result
+            trajectory.take_end(span, outputs)
+        if self._describe.is_parser:
+            trajectory.text = None if outputs.get("tool_calls") else outputs.get("content")
 
 
 def _client(config: Any) -> Any:

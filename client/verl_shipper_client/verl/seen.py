@@ -6,7 +6,7 @@
     run                   agent     an agent loop; the mask as runs
     anything else         chain     all arguments, all it returns
 
-Models of pydantic and dataclasses become dicts, four levels deep; images, videos and tensors travel as a marker with
+Models of pydantic and dataclasses become dicts, as deep as DEPTH; images, videos and tensors travel as a marker with
 their type and shape (values.py). Pure. Must not know: spans, verl. Never raises for what a call may hold.
 """
 
@@ -19,12 +19,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+from verl_shipper_client.values import cut_text
 from verl_shipper_client.verl.trajectory import runs_of
 
-DEPTH = 4
+DEPTH = 8  # a conversation has images five levels down
 KINDS = {"generate": "chat", "extract_tool_calls": "parser", "execute": "tool", "_call_tool": "tool", "run": "agent"}
 TOOL_CALL = "_call_tool"
-_LEAVES = frozenset({str, int, float, bool, type(None)})
+_LEAVES = frozenset({int, float, bool, type(None)})
+BYTES_SHOWN_MAX = 1024
+DATA_URL_CHARS_MAX = 1024
 _ALREADY_TOLD = ("raw_prompt", "reward_extra_info")  # at the root
 
 
@@ -91,7 +94,16 @@ def call_of(describe: Describe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def fields_of(value: Any, depth: int = 1) -> Any:
-    """A model or a dataclass as a dict, so far down; everything else as it is."""
+    """A model or a dataclass as a dict, so far down; everything else as it is, and so what cannot be looked into."""
+    try:
+        return _fields_of(value, depth)
+    except Exception:  # noqa: BLE001 - a dataset may hold any object; values.py makes a marker of it
+        return value
+
+
+def _fields_of(value: Any, depth: int) -> Any:
+    if isinstance(value, (str, bytes)):
+        return _short(value)
     if value is None or isinstance(value, (str, int, float)) or depth <= 0:
         return value
     if isinstance(value, (list, tuple)):
@@ -115,6 +127,15 @@ def _each(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any]:
     return {key: value if type(value) in _LEAVES else fields_of(value, depth) for key, value in items}
 
 
+def _short(value: str | bytes) -> Any:
+    """An image in the middle of a conversation as a note that it is one; a text as far as a record can hold it."""
+    if isinstance(value, bytes):
+        return value if len(value) <= BYTES_SHOWN_MAX else f"<{len(value)} bytes>"
+    if len(value) > DATA_URL_CHARS_MAX and value.startswith("data:"):
+        return f"<{value[: value.find(',') if ',' in value[:100] else 30]}, {len(value)} characters>"
+    return cut_text(value)
+
+
 def scalar(value: Any) -> Any:
     """The value itself, or the first element of an array: verl's default trainer gives a whole batch's step."""
     if hasattr(value, "tolist"):
@@ -122,6 +143,16 @@ def scalar(value: Any) -> Any:
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return value
+
+
+def number_of(value: Any) -> Any:
+    """A reward as a number, whatever it comes in; what is none as it is."""
+    return scalar(value) if hasattr(value, "tolist") else value
+
+
+def is_nothing(value: Any) -> bool:
+    """None, or an empty container; an array does not say so by its truth."""
+    return value is None or (isinstance(value, (dict, list, tuple)) and not value)
 
 
 def is_same_list(left: Any, right: Any) -> bool:
@@ -148,7 +179,7 @@ def _tool_call(call: Any) -> tuple[str, dict[str, Any]]:
     name = getattr(call, "name", None) or "unknown"
     arguments = getattr(call, "arguments", None)
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # else as the model wrote it
+        with contextlib.suppress(ValueError, RecursionError):  # else as the model wrote it
             arguments = json.loads(arguments)
     inputs = {"arguments": arguments, "tool_call_id": getattr(call, "tool_call_id", None)}
     return f"tool {name}", _without_nothing(inputs)
@@ -156,8 +187,4 @@ def _tool_call(call: Any) -> tuple[str, dict[str, Any]]:
 
 def _without_nothing(values: dict[Any, Any]) -> dict[Any, Any]:
     """verl passes a dozen arguments of which most are None."""
-    return {
-        key: value
-        for key, value in values.items()
-        if not (value is None or (isinstance(value, (dict, list, tuple)) and not value))
-    }
+    return {key: value for key, value in values.items() if not is_nothing(value)}

@@ -2,7 +2,8 @@
 
     trainer.logger            what happens
     [console, shipper]        metrics, generations and the end of the run are shipped; console stays verl's
-    [console, wandb], taken   wandb and the others of job.TAKEN are shipped instead of called: none of them is imported
+    [console, wandb], taken   wandb and the others of job.TAKEN are shipped instead of called: none of them is imported;
+                              a list of nothing but console is shipped, too
     [console, wandb]          nothing, and one line that says so
 
     Tracking(…)                        the run begins, with the whole configuration
@@ -19,28 +20,42 @@ Must not know: rollouts. On failure: told once, and verl's own call goes on.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from verl_shipper_client.client import Client
+from verl_shipper_client.verl import job
 from verl_shipper_client.verl.job import JOB, TAKEN, names_in, wishes_of
 from verl_shipper_client.verl.patch import safely, tell_once, wrap
 from verl_shipper_spool.location import TAKEOVER_VARIABLE
 from verl_shipper_spool.verl_names import PLUGIN_NAME as NAME
 
 REWARD_COUNTS = "training/filter_groups/filtered_reward_counts"
-_RUN = "_verl_shipper_run"
-_NAMES = "_verl_shipper_names"
-_DYING = "_verl_shipper_dying"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of a job's trackers are verl's own affair, and which are ours."""
+    """Which of a job's trackers are verl's own affair, and which are ours. `ships`: whether the run is shipped."""
 
     left: Any
     ours: tuple[str, ...]
+    ships: bool
+
+
+@dataclass(slots=True)
+class Shipped:
+    """A Tracking whose run is shipped."""
+
+    client: Client
+    names: tuple[str, ...]
+    is_dying: bool = False
+
+
+# Beside the objects, not in them: a Tracking may be copied and pickled, a client cannot.
+_shipped: weakref.WeakKeyDictionary[Any, Shipped] = weakref.WeakKeyDictionary()
 
 
 def patch(module: ModuleType) -> None:
@@ -67,7 +82,8 @@ def choose(loggers: Any, *, takeover: bool) -> Choice:
     names = names_in(loggers)
     wanted = TAKEN | {NAME} if takeover else {NAME}
     ours = tuple(name for name in names if name in wanted)
-    return Choice([name for name in names if name not in wanted] if ours else loggers, ours)
+    left = [name for name in names if name not in wanted] if ours else loggers
+    return Choice(left, ours, ships=takeover or bool(ours))
 
 
 def _begin(original: Any) -> Any:
@@ -91,13 +107,12 @@ def _begin(original: Any) -> Any:
 
 
 def _start(tracking: Any, project: Any, experiment: Any, choice: Choice, config: Any) -> None:
-    if not choice.ours:
+    if not choice.ships:
         names = ", ".join(names_in(choice.left))
         tell_once(f"not asked to ship this run: put {NAME} into trainer.logger ({names}), or set {TAKEOVER_VARIABLE}=1")
         return
     client = JOB.head(project, experiment, config)
-    setattr(tracking, _RUN, client)
-    setattr(tracking, _NAMES, choice.ours)
+    _shipped[tracking] = Shipped(client, choice.ours)
     taken = ", ".join(name for name in choice.ours if name != NAME)
     instead = f" instead of calling {taken}" if taken else ""
     tell_once(f"shipping run {client.run_id} ({project}/{experiment}){instead}")
@@ -106,19 +121,32 @@ def _start(tracking: Any, project: Any, experiment: Any, choice: Choice, config:
 def _log(original: Any) -> Any:
     @functools.wraps(original)
     def log(self: Any, data: Any, step: Any, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        client = getattr(self, _RUN, None)
-        if client is not None and (backend is None or any(name in backend for name in getattr(self, _NAMES))):
-            client.log(data, step)  # ours first: another tracker may raise
+        safely(lambda: _record(self, data, step, backend))  # ours first: another tracker may raise
         return original(self, data, step, backend, *args, **kwargs)
 
     return log
 
 
+def _record(tracking: Any, data: Any, step: Any, backend: Any) -> None:
+    shipped = client_of(tracking)
+    if shipped is not None and (backend is None or any(name in backend for name in (*shipped.names, NAME))):
+        shipped.client.log(data, step)
+
+
+def client_of(tracking: Any) -> Shipped | None:
+    """What is shipped for a Tracking, if anything."""
+    try:
+        return _shipped.get(tracking)
+    except TypeError:  # an object that can be no key is no Tracking
+        return None
+
+
 def _finish(original: Any) -> Any:
     @functools.wraps(original)
     def finish(self: Any, exit_code: Any = 0, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, _RUN, None) is not None and not getattr(self, _DYING, False):
-            safely(lambda: JOB.finish(exit_code))
+        shipped = safely(lambda: client_of(self))
+        if shipped is not None and not shipped.is_dying:
+            safely(lambda: shipped.client.finish(exit_code, timeout_s=job.FINISH_S))
         return original(self, exit_code, *args, **kwargs)
 
     return finish
@@ -127,7 +155,9 @@ def _finish(original: Any) -> Any:
 def _die(original: Any) -> Any:
     @functools.wraps(original)
     def die(self: Any) -> None:
-        setattr(self, _DYING, True)  # the end of an object is not the end of a training
+        shipped = safely(lambda: client_of(self))
+        if shipped is not None:
+            shipped.is_dying = True  # the end of an object is not the end of a training
         original(self)
 
     return die
@@ -158,14 +188,11 @@ def _log_reward_counts(original: Any) -> Any:
 def _ship(logger: Any, loggers: Any, act: Any) -> Any:
     """What is left of `loggers` when ours has had its share."""
     choice = safely(lambda: choose(loggers, takeover=JOB.wishes.takeover))
-    if choice is None or not choice.ours:
+    if choice is None or not choice.ships:
         return loggers
-    safely(lambda: act(_client_of(logger)))
+    names = getattr(logger, "project_name", None), getattr(logger, "experiment_name", None)
+    safely(lambda: act(JOB.helper(*names)))
     return choice.left
-
-
-def _client_of(logger: Any) -> Any:
-    return JOB.helper(getattr(logger, "project_name", None), getattr(logger, "experiment_name", None))
 
 
 def counts_text(reward_counts: Mapping[Any, Any]) -> str:

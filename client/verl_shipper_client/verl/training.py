@@ -17,8 +17,11 @@ import inspect
 from types import ModuleType, TracebackType
 from typing import Any
 
+from verl_shipper_client.process_exit import as_code
+from verl_shipper_client.verl import job
 from verl_shipper_client.verl.job import JOB, travelling
 from verl_shipper_client.verl.patch import MARK, safely, wrap
+from verl_shipper_client.verl.tracking import client_of
 
 # Where a script of its own defines one (torchrun -m verl.trainer.sft_trainer), its process ends like any other.
 TRAINERS = {
@@ -77,10 +80,19 @@ def _watched(original: Any) -> Any:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Fit(self):
-            return original(self, *args, **kwargs)
+        with _Fit(self) as block:
+            result = original(self, *args, **kwargs)
+            if not inspect.iscoroutine(result):
+                return result
+            block.abandon()  # somebody's decorator hides that it is asynchronous: it has not begun yet
+        return _awaited(self, result)
 
     return fit
+
+
+async def _awaited(trainer: Any, coroutine: Any) -> Any:
+    with _Fit(trainer):
+        return await coroutine
 
 
 class _Fit:
@@ -89,13 +101,21 @@ class _Fit:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._is_outermost = not getattr(trainer, _FITTING, False)
+        self._before: list[Any] = []
+        self._is_abandoned = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Fit:
         if self._is_outermost:
             safely(self._begin)
+        return self
+
+    def abandon(self) -> None:
+        """Nothing has happened yet, so nothing has ended."""
+        self._is_abandoned = True
 
     def _begin(self) -> None:
         setattr(self._trainer, _FITTING, True)
+        self._before = JOB.heads()
         JOB.note_if_unknown(getattr(self._trainer, "config", None))
 
     def __exit__(
@@ -103,7 +123,16 @@ class _Fit:
     ) -> None:
         if self._is_outermost:
             safely(lambda: setattr(self._trainer, _FITTING, False))
-            safely(lambda: JOB.finish(int(kind is not None)))
+            if not self._is_abandoned:
+                code = as_code(error.code) if isinstance(error, SystemExit) else int(kind is not None)
+                safely(lambda: self._end(code))
+
+    def _end(self, exit_code: int) -> None:
+        """The runs that this training has begun, or whose Tracking the trainer holds; else those that are there."""
+        began = [head for head in JOB.heads() if head not in self._before]
+        held = client_of(getattr(self._trainer, "logger", None))
+        for client in ([held.client] if held is not None else began) or self._before:
+            client.finish(exit_code, timeout_s=job.FINISH_S)
 
 
 def _with_ours(original: Any) -> Any:

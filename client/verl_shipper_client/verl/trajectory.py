@@ -5,8 +5,8 @@
     the end  response_ids = A T B                                 written: nothing, only how many
 
 `known_tokens` of a span: so many of its tokens, prompt and response in one line, are those of the span before in the
-same trace, in the order in which the spans ended. With that, every turn can be put together again. What is written
-nowhere new says so by `response_of`: the id of the span that has the tokens.
+same trace, in the order in which the spans ended. With that, every turn can be put together again. A response is
+written whole or, when spans before have all of it, not at all; then `response_of` names these spans in order.
 
 Must not know: spool, verl's classes. Never raises for tokens that are no lists: they stay as they are.
 """
@@ -14,7 +14,7 @@ Must not know: spool, verl's classes. Never raises for tokens that are no lists:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from verl_shipper_client.span import Span
 
@@ -31,6 +31,16 @@ Tokens: TypeAlias = "list[Any] | tuple[Any, ...]"
 Line: TypeAlias = tuple[Tokens, Tokens]  # prompt and response, which are read as one line
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A response on the line of tokens: from `start` to `end`, written in the spans `refs`, one after another."""
+
+    start: int
+    end: int
+    refs: tuple[bytes, ...]
+    has_log_probs: bool
+
+
 @dataclass(slots=True)
 class Trajectory:
     """One rollout of one sample. `root` is its span; None while nothing of it is wanted."""
@@ -38,59 +48,98 @@ class Trajectory:
     root: Span | None
     client: Any = None  # that made the root
     known: Line = ((), ())
-    answer: bytes | None = None  # the span with the newest tokens of the model
-    text: str | None = None  # the newest answer as text, where verl itself has decoded it
-    has_log_probs: bool = True  # of every turn so far
+    turns: tuple[Turn, ...] = ()  # on the line that is known
+    answer: tuple[bytes, ...] = ()  # the spans with the newest answer of the model
+    text: str | None = None  # the same as text, where verl itself has decoded it
     is_known: bool = False  # which one it is has been said, by the outermost loop
     messages: Any = None
-    output: Any = None  # what the agent loop returned; its reward comes into it later
+    output: Any = None  # what the outermost loop returned; its reward comes into it later
 
     def take_turn(self, span: Span, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Tokens of one call of the model: what is new of them stays, the rest becomes numbers."""
-        prompt, response = inputs.get("prompt_ids"), outputs.get("token_ids")
-        if not (_is_list(prompt) and _is_list(response)):
+        prompt, response = listed(inputs.get("prompt_ids")), listed(outputs.get("token_ids", ()))
+        if prompt is None or response is None:
             return
-        tokens = list(prompt), list(response)  # verl's loops go on with the same lists
-        known = _shared(self.known, tokens)
-        self.known = tokens
-        self.text = None  # of an earlier answer
-        self.has_log_probs = self.has_log_probs and bool(outputs.get("log_probs"))
-        _keep_new(inputs, "prompt_ids", prompt, known)
-        _keep_new(outputs, "token_ids", response, known - len(prompt))
-        span.attributes |= {"prompt_tokens": len(prompt), "response_tokens": len(response)}
-        if known:
-            span.set_attribute("known_tokens", known)
-        if known < len(prompt) + len(response) or self.answer is None:
-            self.answer = span.span_id
-        else:
-            outputs.pop("log_probs", None)
-            outputs["response_of"] = self.answer
+        start, end = len(prompt), len(prompt) + len(response)
+        shared = _shared(self.known, (prompt, response))
+        there = [turn for turn in self.turns if turn.end <= shared]
+        told = _tiles(there, start, end) if shared == end and response else ()
+        has_log_probs = _holds(outputs.get("log_probs"))
+        _keep_new(inputs, "prompt_ids", prompt, min(shared, start))
+        if told:
+            outputs.pop("token_ids", None)
+            outputs["response_of"] = [ref for turn in told for ref in turn.refs]
+            if all(turn.has_log_probs for turn in told):
+                outputs.pop("log_probs", None)
+        elif response:
+            outputs["token_ids"] = response
+        refs = tuple(outputs["response_of"]) if told else (span.span_id,)
+        self._note(span, len(prompt), len(response), end if told else min(shared, start))
+        if response:
+            kept = tuple(turn for turn in there if turn.end <= start or told)
+            self.turns = kept if told else (*kept, Turn(start, end, refs, has_log_probs))
+            self.answer, self.text = refs, None
+        self.known = prompt, response
 
     def take_end(self, span: Span, outputs: dict[str, Any]) -> None:
         """Tokens of the whole trajectory, most of which the turns have told already."""
-        prompt, response = outputs.get("prompt_ids"), outputs.get("response_ids")
-        if not (_is_list(prompt) and _is_list(response)):
+        prompt, response = listed(outputs.get("prompt_ids")), listed(outputs.get("response_ids", ()))
+        if prompt is None or response is None:
             return
-        known = _shared(self.known, (prompt, response))
-        _keep_new(outputs, "prompt_ids", prompt, known)
-        _keep_new(outputs, "response_ids", response, known - len(prompt))
-        span.attributes |= {"prompt_tokens": len(prompt), "response_tokens": len(response)}
-        if known:
-            span.set_attribute("known_tokens", known)
-        if known >= len(prompt) + len(response) and self.answer is not None:
-            if self.root is None:
-                outputs["response_of"] = self.answer  # else the root says so
-            if self.has_log_probs:
+        start, end = len(prompt), len(prompt) + len(response)
+        shared = _shared(self.known, (prompt, response))
+        is_told = shared == end
+        _keep_new(outputs, "prompt_ids", prompt, min(shared, start))
+        self._note(span, len(prompt), len(response), end if is_told else min(shared, start))
+        within = [turn for turn in self.turns if start <= turn.start < end]
+        if not is_told:
+            outputs["response_ids"] = response
+            self.answer, self.text = (span.span_id,), None
+        else:
+            outputs.pop("response_ids", None)
+            if within and all(turn.has_log_probs for turn in within):
                 outputs.pop("response_logprobs", None)
+            if within and within[-1].refs != self.answer:  # cut back to an earlier turn
+                self.answer, self.text = within[-1].refs, None
 
     def result(self) -> dict[str, Any]:
         """Outputs of the root span."""
-        outputs: dict[str, Any] = {}
         if self.text is not None:
-            outputs["response_text"] = self.text
-        elif self.answer is not None:
-            outputs["response_of"] = self.answer
-        return outputs
+            return {"response_text": self.text}
+        return {"response_of": list(self.answer)} if self.answer else {}
+
+    @staticmethod
+    def _note(span: Span, prompt: int, response: int, known: int) -> None:
+        span.attributes |= {"prompt_tokens": prompt, "response_tokens": response}
+        if known:
+            span.set_attribute("known_tokens", known)
+
+
+def _tiles(turns: list[Turn], start: int, end: int) -> tuple[Turn, ...]:
+    """The turns that make up exactly this piece of the line; none when they do not."""
+    inside = tuple(turn for turn in turns if start <= turn.start and turn.end <= end)
+    at = start
+    for turn in inside:
+        if turn.start != at:
+            return ()
+        at = turn.end
+    return inside if at == end else ()
+
+
+def _holds(values: Any) -> bool:
+    """Whether there is at least one number; a tensor does not say so by its truth."""
+    try:
+        return values is not None and len(values) > 0
+    except TypeError:
+        return False
+
+
+def listed(value: Any) -> list[Any] | None:
+    """Ids as a list of our own, whatever verl has them in; None for what are none."""
+    if type(value) is list or type(value) is tuple:
+        return list(value)  # verl's loops go on with the same list
+    flat = value.tolist() if hasattr(value, "tolist") else None
+    return flat if type(flat) is list else None
 
 
 def _shared(left: Line, right: Line) -> int:
@@ -138,9 +187,9 @@ def runs_of(mask: Any) -> Any:
 def _keep_new(values: dict[str, Any], key: str, tokens: Any, known: int) -> None:
     if known >= len(tokens):
         values.pop(key, None)
-    elif known > 0:
+    else:
         values[key] = tokens[known:]
 
 
-def _is_list(value: Any) -> TypeGuard[Tokens]:
+def _is_list(value: Any) -> bool:
     return type(value) in (list, tuple)

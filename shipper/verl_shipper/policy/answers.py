@@ -1,7 +1,7 @@
 """Texts of token ids, and texts that one span has for another.
 
     outputs {token_ids: …}             →  {text: "The answer is 4."}          where the caller can decode
-    outputs {response_of: <span id>}   →  {response_text: "The answer …"}     when that span came by not long ago
+    outputs {response_of: [span id]}   →  {response_text: "The answer …"}     when these spans came by not long ago
 
 A trajectory's tokens are in the spool once, in the spans of its turns; its root says only which of them has the answer.
 Spans of a trajectory come in one stream, children first, so remembering the newest of them is enough. What is not
@@ -22,6 +22,7 @@ from verl_shipper_spool.arrays import Ints
 Decode: TypeAlias = Callable[[list[int]], "str | None"]
 
 REFERENCE, RESOLVED = "response_of", "response_text"
+TOLD = {"token_ids": "text", "response_ids": "response_text"}  # where a span has its response, and as text
 REMEMBERED_MAX = 4096  # answers of one stream: trajectories that a rollout worker has under way at once
 REMEMBERED_CHARS_MAX = 32 * 1024 * 1024
 
@@ -37,23 +38,29 @@ class Answers:
     def remember(self, body: Mapping[Any, Any]) -> None:
         """A span that came by earlier: an answer may be asked for that was delivered before this process began."""
         outputs = body.get("outputs")
-        ids = outputs.get("token_ids") if isinstance(outputs, Mapping) else None
-        if isinstance(ids, Ints):
-            self._keep(body.get("span_id"), ids)
+        if isinstance(outputs, Mapping):
+            for ids in map(outputs.get, TOLD):
+                if isinstance(ids, Ints):
+                    self._keep(body.get("span_id"), ids)
 
     def told(self, body: Mapping[Any, Any]) -> tuple[Any, Any]:
         """Inputs and outputs of a span, in text as far as it goes."""
         outputs = self._decoded(body.get("outputs"), 0)
         if isinstance(outputs, dict):
-            text = outputs.get("text")
-            if isinstance(text, str):
-                self._keep(body.get("span_id"), text)
+            for key in TOLD.values():
+                if isinstance(outputs.get(key), str):
+                    self._keep(body.get("span_id"), outputs[key])
             answer = self._answer(outputs.get(REFERENCE))
             if answer is not None:
                 outputs = {**{key: value for key, value in outputs.items() if key != REFERENCE}, RESOLVED: answer}
         return self._decoded(body.get("inputs"), 0), outputs
 
-    def _answer(self, span_id: Any) -> str | None:
+    def _answer(self, span_ids: Any) -> str | None:
+        """The texts of these spans, one after another; None when one of them is missing."""
+        texts = [self._text(span_id) for span_id in span_ids] if isinstance(span_ids, list) else []
+        return "".join(text for text in texts if text is not None) if texts and None not in texts else None
+
+    def _text(self, span_id: Any) -> str | None:
         found = self._found.get(span_id) if isinstance(span_id, bytes) else None
         return self._decode(found.tolist()) if isinstance(found, Ints) else found
 

@@ -23,7 +23,7 @@ def turn(span_id: Any, *ids: int) -> dict[str, Any]:
 
 
 def root(of: Any) -> dict[str, Any]:
-    return {"span_id": TWO, "inputs": {}, "outputs": {"response_of": of, "reward": 1.0}}
+    return {"span_id": TWO, "inputs": {}, "outputs": {"response_of": [of], "reward": 1.0}}
 
 
 def test_a_root_gets_the_text_of_the_turn_that_has_it() -> None:
@@ -38,8 +38,17 @@ def test_a_turn_that_was_delivered_before_a_restart_is_remembered_from_the_strea
     assert told.told(root(ONE))[1]["response_text"] == "4 5"
 
 
+def test_an_answer_in_several_pieces_is_put_together_or_not_told() -> None:
+    told = Answers(words)
+    told.told(turn(ONE, 1, 2))
+    told.remember(turn(TWO, 3))
+    both = {"span_id": b"3" * 8, "outputs": {"response_of": [ONE, TWO]}}
+    assert told.told(both)[1] == {"response_text": "1 23"}
+    assert told.told({"outputs": {"response_of": [ONE, b"9" * 8]}})[1] == {"response_of": [ONE, b"9" * 8]}
+
+
 def test_an_answer_that_nobody_remembers_stays_the_id_of_its_span() -> None:
-    assert Answers(words).told(root(ONE))[1] == {"response_of": ONE, "reward": 1.0}
+    assert Answers(words).told(root(ONE))[1] == {"response_of": [ONE], "reward": 1.0}
 
 
 def test_ids_that_cannot_be_decoded_stay_ids_and_so_does_their_reference() -> None:
@@ -47,7 +56,7 @@ def test_ids_that_cannot_be_decoded_stay_ids_and_so_does_their_reference() -> No
     inputs, outputs = told.told({"inputs": {"prompt_ids": [500, 501]}, "outputs": turn(ONE, 500)["outputs"]})
     assert inputs == {"prompt_ids": [500, 501]}
     assert isinstance(outputs["token_ids"], Ints)
-    assert told.told(root(ONE))[1]["response_of"] == ONE
+    assert told.told(root(ONE))[1]["response_of"] == [ONE]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

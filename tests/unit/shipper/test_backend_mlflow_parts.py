@@ -260,7 +260,7 @@ def test_an_answer_to_messages_is_a_message() -> None:
     body = span_body(inputs={"messages": [{"role": "user", "content": "2+2?"}]})
     for outputs, shown in (
         ({"response_text": "4", "reward": 1.0}, {"messages": [{"role": "assistant", "content": "4"}], "reward": 1.0}),
-        ({"response_of": b"\1" * 8}, {"response_of": "01" * 8}),
+        ({"response_of": [b"\1" * 8]}, {"response_of": ["01" * 8]}),
         ("4", "4"),
     ):
         found = attributes(span_of(body | {"outputs": outputs}, step=1, rank=0, experiment="exp"))

@@ -140,7 +140,7 @@ def test_a_root_has_the_answer_of_its_turn_also_after_a_restart_in_between(
     bench.until_quiet()
     if crash:
         bench.crash()
-    bench.log_payload(stream, span({"messages": []}, {"response_of": b"s" * 8, "reward": 1.0}))
+    bench.log_payload(stream, span({"messages": []}, {"response_of": [b"s" * 8], "reward": 1.0}))
     bench.until_quiet()
 
     outputs = decode_record(bench.tracker.kept[stream, 1]).body["outputs"]

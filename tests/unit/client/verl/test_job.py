@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
+import signal
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import pytest
 
 from unit.client.spooled import records
+from verl_shipper_client.client import Client
 from verl_shipper_client.verl import training
 from verl_shipper_client.verl.job import JOB, job_run_id, names_in, travelling, wishes_of
 from verl_shipper_spool.record import RecordKind
@@ -173,3 +178,96 @@ def test_a_process_without_tracking_ends_nobodys_run(fresh_job: Path) -> None:
 
     Rollouter().fit()
     assert exit_codes(fresh_job) == []
+
+
+@pytest.mark.parametrize(("code", "recorded"), [(0, 0), (None, 0), (3, 3), ("text", 1)])
+def test_a_training_that_exits_ends_with_its_code(fresh_job: Path, code: Any, recorded: int) -> None:
+    class Leaving(trainer_module().RayPPOTrainer):  # type: ignore[misc]
+        def fit(self) -> None:
+            JOB.head("p", "e", {}).log({"a": 1}, 1)
+            raise SystemExit(code)
+
+    with pytest.raises(SystemExit):
+        Leaving().fit()
+    assert exit_codes(fresh_job) == [recorded]
+
+
+def test_a_decorator_that_hides_a_coroutine_does_not_end_the_training(fresh_job: Path) -> None:
+    def hiding(func: Any) -> Any:
+        def hidden(*args: Any, **kwargs: Any) -> Any:
+            return func(*args, **kwargs)
+
+        return hidden
+
+    class Fully(trainer_module().RayPPOTrainer):  # type: ignore[misc]
+        @hiding
+        async def fit(self) -> None:
+            JOB.head("p", "e", {}).log({"a": 1}, 1)
+            await asyncio.sleep(0)
+            raise StopError
+
+    with pytest.raises(StopError):
+        asyncio.run(Fully().fit())
+    assert exit_codes(fresh_job) == [1]
+
+
+def test_a_fit_that_is_no_function_stays_what_it_is() -> None:
+    class Odd(trainer_module().RayPPOTrainer):  # type: ignore[misc]
+        def _fit(self, number: int) -> int:
+            return number
+
+        fit = functools.partialmethod(_fit, 5)
+
+    assert Odd().fit() == 5
+
+
+def test_two_trainings_of_a_process_end_each_its_own_run(fresh_job: Path) -> None:
+    class Nested(trainer_module().RayPPOTrainer):  # type: ignore[misc]
+        def fit(self, inner: Any = None) -> None:
+            JOB.head("p", "outer" if inner else "inner", {}).log({"a": 1}, 1)
+            if inner is None:
+                raise StopError
+            with pytest.raises(StopError):
+                inner.fit()
+
+    Nested().fit(Nested())
+    assert sorted(exit_codes(fresh_job)) == [0, 1]
+
+
+def test_a_signal_handler_that_ends_the_run_while_a_client_begins_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = Client._start
+
+    def slow(self: Client) -> Any:
+        JOB.heads()  # what a handler does in the middle of it
+        JOB.helper("p", "e2")
+        return begin(self)
+
+    monkeypatch.setattr(Client, "_start", slow)
+    thread = threading.Thread(target=lambda: JOB.head("p", "e", {}), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_fork_in_the_middle_of_a_beginning_leaves_the_child_free() -> None:
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with JOB._lock:
+            held.set()
+            go.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(10)
+        JOB.heads()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    go.set()
+    thread.join()
+    assert status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -112,3 +113,24 @@ def test_what_is_not_an_ordinary_error_is_not_ours_to_stop() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         safely(stop)
+
+
+def test_a_module_that_is_loaded_again_is_changed_again(package: str) -> None:
+    when_imported(f"{package}.heavy", lambda module: setattr(module, "VALUE", 2))
+    heavy = importlib.import_module(f"{package}.heavy")
+    assert importlib.reload(heavy).VALUE == 2
+
+
+def test_a_stderr_of_any_kind_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Evil:
+        def write(self, _text: str) -> None:
+            raise RuntimeError("no")
+
+    monkeypatch.setattr(sys, "stderr", Evil())
+    tell_once("something")
+
+
+def test_what_is_no_function_is_left_alone() -> None:
+    owner = types.SimpleNamespace(f=functools.partial(int, "7"))
+    assert not wrap(owner, "f", lambda original: None)
+    assert owner.f() == 7

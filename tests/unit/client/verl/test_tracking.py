@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 
 from unit.client.spooled import records
 from unit.client.verl.stand_in import Tracker, tracking_module
-from verl_shipper_client.verl import tracking
-from verl_shipper_client.verl.job import JOB
+from verl_shipper_client.verl import job, tracking
+from verl_shipper_client.verl.job import JOB, Job
 from verl_shipper_client.verl.tracking import choose, counts_text
 from verl_shipper_spool.record import Record, RecordKind
 
@@ -169,3 +170,55 @@ def test_what_is_not_ours_stays_the_same_object() -> None:
 
 def test_counts_are_told_smallest_reward_first() -> None:
     assert counts_text({"1.5": "2", 0: 7}) == "0:7, 1.5:2"
+
+
+def test_a_takeover_ships_a_job_that_lists_nothing_but_the_console(
+    verl: types.ModuleType, fresh_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERL_SHIPPER_TAKEOVER", "1")
+    tracker = verl.Tracking("p", "e", ["console"], {})
+    tracker.log({"a": 1}, 1)
+    verl.ValidationGenerationsLogger("p", "e").log(["console"], [("q", "a", 1.0)], 1)
+    assert tracker.logger["console"].calls == [(1, {"a": 1})]
+    assert kinds(fresh_job) == [RecordKind.RUN_START, RecordKind.METRICS, RecordKind.GENERATIONS]
+
+
+def test_each_tracking_ends_its_own_run(verl: types.ModuleType, fresh_job: Path) -> None:
+    first, second = (verl.Tracking("p", name, "shipper", {}) for name in ("a", "b"))
+    first.finish(exit_code=0)
+    second.log({"m": 2}, 2)
+    second.finish(exit_code=1)
+    ends = [record.body["exit_code"] for record in shipped(fresh_job) if record.kind is RecordKind.RUN_FINISH]
+    assert sorted(ends) == [0, 1]
+
+
+def test_a_tracking_that_ships_can_be_copied(verl: types.ModuleType, fresh_job: Path) -> None:
+    tracker = verl.Tracking("p", "e", ["console", "shipper"], CONFIG)
+    copied = copy.deepcopy(tracker)
+    copied.log({"a": 1}, 1)  # the console's copy; the run has one voice
+    assert kinds(fresh_job) == [RecordKind.RUN_START]
+
+
+def test_a_name_that_is_none_is_verls_affair(verl: types.ModuleType, fresh_job: Path) -> None:
+    tracker = verl.Tracking("p", "e", "shipper", CONFIG)
+    tracker.log({"a": 1}, 1, backend=5)
+    tracker.log({"b": 1}, 2)
+    assert [record.step for record in shipped(fresh_job)[1:]] == [2]
+
+
+def test_names_of_a_recipe_do_not_part_a_run_from_its_traces(
+    verl: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def run_id(project: str, experiment: str) -> str:
+        seen.append((project, experiment))
+        return "run1"
+
+    monkeypatch.setattr(job, "job_run_id", run_id)
+    verl.Tracking("p", "e_2026", "shipper", CONFIG)
+    assert JOB.helper("p", "e") is JOB.heads()[0]
+    elsewhere = Job()  # a rollout worker, which has the configuration only
+    elsewhere.note(CONFIG)
+    assert elsewhere.helper("p", "e").run_id == JOB.heads()[0].run_id == "run1"
+    assert seen == [("p", "e"), ("p", "e")]

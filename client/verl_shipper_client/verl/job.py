@@ -98,14 +98,8 @@ class Job:
         """A client that adds to the run: the newest head where there is one in this process."""
         with self._lock:
             if self._heads:
-                return next(
-                    (
-                        head
-                        for head in reversed(self._heads)
-                        if (head.project, head.experiment) == (project, experiment)
-                    ),
-                    self._heads[-1],
-                )
+                named = [head for head in self._heads if (head.project, head.experiment) == (project, experiment)]
+                return (named or self._heads)[-1]
             key = str(project), str(experiment)
             if key not in self._helpers:
                 self._helpers[key] = self._client(project, experiment, self._excerpt(), head=False)

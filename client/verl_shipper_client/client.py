@@ -287,10 +287,11 @@ class Client:
 
     def _packed(self, kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
         """Payload of a record. Spans come by the thousand: MessagePack itself says which ones need a look."""
+        if kind is not RecordKind.SPAN:
+            return _pack_slowly(kind, seq, step, body)
         pack, self._pack = self._pack, _pack_apart  # as in `log`
         try:
-            is_span = kind is RecordKind.SPAN
-            payload = pack((RECORD_VERSION, int(kind), seq, step, time.time_ns(), body)) if is_span else b""
+            payload = pack((RECORD_VERSION, int(kind), seq, step, time.time_ns(), body))
         except Exception:  # noqa: BLE001 - odd values
             payload = b""
         finally:

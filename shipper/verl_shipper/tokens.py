@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import glob
 import os
-from collections.abc import Callable
 from typing import Any
 
 from verl_shipper.policy.answers import Decode
@@ -44,8 +43,8 @@ def _fast(path: str) -> Decode:
     try:
         tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # the package raises plain Exception
-        raise TokenizerError(f"{path}: {str(error).splitlines()[0][:200]}") from error
-    return _careful(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        raise TokenizerError(f"{path}: {_first_line(error)}") from error
+    return _decoding_by(tokenizer)
 
 
 def _of_its_own_kind(folder: str) -> Decode:
@@ -56,14 +55,20 @@ def _of_its_own_kind(folder: str) -> Decode:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise TokenizerError(f"{folder}: {(str(error).splitlines() or [''])[0][:200]}") from error
-    return _careful(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        raise TokenizerError(f"{folder}: {_first_line(error)}") from error
+    return _decoding_by(tokenizer)
 
 
-def _careful(decode_ids: Callable[[list[int]], Any]) -> Decode:
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+def _decoding_by(tokenizer: Any) -> Decode:
+    """The method that both packages' tokenizers have; None for ids that are not theirs."""
+
     def decode(ids: list[int]) -> str | None:
         try:
-            return str(decode_ids(ids))
+            return str(tokenizer.decode(ids, skip_special_tokens=False))
         except (OverflowError, TypeError, ValueError, IndexError):
             return None
 

@@ -258,8 +258,16 @@ class _Operation:
     """One traced call. Nothing that goes wrong in here reaches it."""
 
     __slots__ = (
-        *("_args", "_config", "_describe", "_inputs", "_is_abandoned", "_is_outermost", "_kwargs"),
-        *("_span", "_trajectory", "result"),
+        "_args",
+        "_config",
+        "_describe",
+        "_inputs",
+        "_is_abandoned",
+        "_is_outermost",
+        "_kwargs",
+        "_span",
+        "_trajectory",
+        "result",
     )
 
     def __init__(self, config: Any, describe: Describe, args: Any, kwargs: Any) -> None:
@@ -314,10 +322,9 @@ class _Operation:
         messages = trajectory.messages = self._inputs.pop("raw_prompt", None)
         # A dataset may have the same conversation in a column of its own.
         self._inputs = {key: value for key, value in self._inputs.items() if not is_same_list(value, messages)}
-        for attribute, names in IDENTITY.items():
-            value = next((self._inputs[name] for name in names if self._inputs.get(name) is not None), None)
-            if value is not None:
-                root.set_attribute(attribute, scalar(value))
+        for attribute, name in IDENTITY.items():
+            if self._inputs.get(name) is not None:
+                root.set_attribute(attribute, scalar(self._inputs[name]))
 
     def _end(self, span: Span, *, failed: bool) -> None:
         trajectory = self._trajectory or Trajectory(None)

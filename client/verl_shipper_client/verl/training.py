@@ -69,7 +69,7 @@ def watch_subclasses(base: Any, method: str, make: Any) -> None:
 
 def _watched(original: Any) -> Any:
     """`fit` with its end recorded. One that calls its parent's ends once, at the outermost."""
-    if inspect.iscoroutinefunction(original):
+    if inspect.iscoroutinefunction(original):  # Ray asks the same of the methods of an actor
 
         @functools.wraps(original)
         async def fit_async(self: Any, *args: Any, **kwargs: Any) -> Any:

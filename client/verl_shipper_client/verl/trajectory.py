@@ -18,13 +18,13 @@ from typing import Any, TypeAlias
 
 from verl_shipper_client.span import Span
 
-# Of the inputs of an agent loop, what tells which trajectory this is. The first name that has a value counts.
+# Attributes that tell which trajectory this is, and the inputs of an agent loop that they come from.
 IDENTITY = {
-    "uid": ("uid",),
-    "sample_index": ("index",),
-    "rollout_n": ("session_id",),
-    "step": ("global_steps",),
-    "data_source": ("data_source",),
+    "uid": "uid",
+    "sample_index": "index",
+    "rollout_n": "session_id",
+    "step": "global_steps",
+    "data_source": "data_source",
 }
 
 Tokens: TypeAlias = "list[Any] | tuple[Any, ...]"
@@ -64,21 +64,20 @@ class Trajectory:
         shared = _shared(self.known, (prompt, response))
         there = [turn for turn in self.turns if turn.end <= shared]
         told = _tiles(there, start, end) if shared == end and response else ()
-        has_log_probs = _holds(outputs.get("log_probs"))
         _keep_new(inputs, "prompt_ids", prompt, min(shared, start))
         if told:
             outputs.pop("token_ids", None)
             outputs["response_of"] = [ref for turn in told for ref in turn.refs]
             if all(turn.has_log_probs for turn in told):
                 outputs.pop("log_probs", None)
+            self.turns = tuple(there)
+            self.answer, self.text = tuple(outputs["response_of"]), None
         elif response:
             outputs["token_ids"] = response
-        refs = tuple(outputs["response_of"]) if told else (span.span_id,)
+            turn = Turn(start, end, (span.span_id,), _holds(outputs.get("log_probs")))
+            self.turns = (*(before for before in there if before.end <= start), turn)
+            self.answer, self.text = turn.refs, None
         self._note(span, len(prompt), len(response), end if told else min(shared, start))
-        if response:
-            kept = tuple(turn for turn in there if turn.end <= start or told)
-            self.turns = kept if told else (*kept, Turn(start, end, refs, has_log_probs))
-            self.answer, self.text = refs, None
         self.known = prompt, response
 
     def take_end(self, span: Span, outputs: dict[str, Any]) -> None:

@@ -37,12 +37,13 @@ def request_of(spans: list[Any]) -> Any:
 def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment: str) -> Any:
     """The OpenTelemetry span of a span record. Raises ValueError when ids or times are not what they must be."""
     span = bare_span(body)
-    attributes = body.get("attributes")
-    texts = attribute_texts(attributes if isinstance(attributes, Mapping) else {})
-    span_type = SPAN_TYPES.get(str(attributes.get("span_type"))) if isinstance(attributes, Mapping) else None
+    given = body.get("attributes")
+    attributes: Mapping[Any, Any] = given if isinstance(given, Mapping) else {}
+    texts = attribute_texts(attributes)
+    span_type = SPAN_TYPES.get(str(attributes.get("span_type")))
     if span_type is not None:
         texts["mlflow.spanType"] = json_text(span_type)
-    usage = token_usage(attributes) if span_type == SPAN_TYPES["chat"] and isinstance(attributes, Mapping) else None
+    usage = token_usage(attributes) if span_type == SPAN_TYPES["chat"] else None
     if usage is not None:
         texts["mlflow.chat.tokenUsage"] = json_text(usage)
     inputs, outputs = body.get("inputs"), body.get("outputs")
@@ -50,7 +51,7 @@ def span_of(body: Mapping[str, Any], *, step: int | None, rank: int, experiment:
         if value is not None:  # a given null would show as text
             texts[name] = json_text(value)
     if not span.parent_span_id:
-        texts |= trace_tags(attributes if isinstance(attributes, Mapping) else {}, step, rank, experiment)
+        texts |= trace_tags(attributes, step, rank, experiment)
         texts[f"{TAG_PREFIX}mlflow.traceName"] = json_text(span.name)
     for key, text in texts.items():
         pair = span.attributes.add()

@@ -1,4 +1,4 @@
-"""trackio in the contract suite: a store in a folder. Without the package its tests are skipped, and say so."""
+"""trackio in the contract suite: a store in a folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from contract.kit import NO_STEP, Kit, Point
 from support.trackio_reader import TrackioReader
@@ -24,7 +22,6 @@ class TrackioKit(Kit):
 
     def __init__(self, folder: Path, fixture: Callable[[str], Any]) -> None:
         super().__init__(folder, fixture)
-        pytest.importorskip("trackio")
         self._out, self._away = folder / "out", folder / "away"
         self._locks: list[int] = []
 

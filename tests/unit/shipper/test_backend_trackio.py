@@ -16,14 +16,6 @@ import pytest
 from support.batches import STREAM, TIME_NS, batch, item, metrics, run_info
 from support.memory import FakeMemory
 from support.mlflow_trackers import own_environment
-from verl_shipper.backends.base import Delivered, Park, Reject, Retry
-from verl_shipper.backends.trackio import TrackioBackend
-from verl_shipper.checks import Level
-from verl_shipper.errors import ConfigError
-from verl_shipper_spool.record import RecordKind, Unsupported
-
-pytest.importorskip("trackio")
-
 from support.trackio_reader import TrackioReader
 from unit.shipper.trackio_bench import (
     away_from_home,
@@ -36,7 +28,12 @@ from unit.shipper.trackio_bench import (
     span,
     start,
 )
+from verl_shipper.backends.base import Delivered, Park, Reject, Retry
+from verl_shipper.backends.trackio import TrackioBackend
 from verl_shipper.backends.trackio_store import project_name, storage_module
+from verl_shipper.checks import Level
+from verl_shipper.errors import ConfigError
+from verl_shipper_spool.record import RecordKind, Unsupported
 
 __all__ = ["away_from_home", "backend", "folder", "memory", "own_environment", "reader"]  # fixtures
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("own_environment")]

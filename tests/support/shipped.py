@@ -18,6 +18,11 @@ from support.site import Site
 FLUSH_S = 120.0
 
 
+def spooling(site: Site, **extra: str) -> dict[str, str]:
+    """What a job's environment needs to leave its records at a site."""
+    return {"VERL_SHIPPER_SPOOL_DIR": str(site.spool), "HOME": str(site.home), **extra}
+
+
 @dataclass(frozen=True)
 class Records:
     """All records of a spool, as the backend `file` has them."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.shipped import Records, flush
+from support.shipped import Records, flush, spooling
 from support.site import Site
 from support.verl_job import run_fully_async
 
@@ -24,10 +24,9 @@ class Job:
 def job(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("async")
     site = Site(folder / "site")
-    environment = {"VERL_SHIPPER_SPOOL_DIR": str(site.spool), "HOME": str(site.home)}
     # The takeover is wished in the configuration: it has to reach the actor that has no Tracking.
     wishes = ['trainer.logger=["console","wandb"]', "+trainer.shipper.takeover=true"]
-    run_fully_async(folder, inputs, wishes, environment).check()
+    run_fully_async(folder, inputs, wishes, spooling(site)).check()
     return Job(folder, flush(site))
 
 

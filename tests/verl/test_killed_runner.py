@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.shipped import flush
+from support.shipped import flush, spooling
 from support.site import Site
 from support.verl_job import KIT, job_environment, ray_folder, run_command
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.verl, pytest.mark.timeout(600)]
 
 def test_the_last_step_and_the_final_validation_of_a_killed_runner_are_there(tmp_path: Path) -> None:
     site = Site(tmp_path / "site")
-    environment = {"VERL_SHIPPER_SPOOL_DIR": str(site.spool), "HOME": str(site.home), "VERL_USE_EXTERNAL_MODULES": ""}
+    environment = spooling(site, VERL_USE_EXTERNAL_MODULES="")
     with ray_folder() as ray:
         command = [sys.executable, str(KIT / "kill_runner.py"), str(ray)]
         finished = run_command(command, tmp_path, job_environment(tmp_path, environment)).check()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.shipped import Records, flush
+from support.shipped import Records, flush, spooling
 from support.site import Site
 from support.verl_job import metrics, run_job
 
@@ -39,9 +39,8 @@ class Job:
 def job(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("older")
     site = Site(folder / "site")
-    spool = {"VERL_SHIPPER_SPOOL_DIR": str(site.spool), "HOME": str(site.home)}
     dumps = [f"trainer.validation_data_dir={folder}/val"]
-    finished = run_job(folder, inputs, [*OVERRIDES, *dumps], spool).check()
+    finished = run_job(folder, inputs, [*OVERRIDES, *dumps], spooling(site)).check()
     return Job(folder, flush(site), finished.output)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.shipped import flush
+from support.shipped import flush, spooling
 from support.site import Site
 from support.verl_job import KIT, job_environment
 
@@ -28,13 +28,12 @@ def test_everything_is_shipped_from_an_older_verl_and_its_trackers_are_not_impor
     zipfile.ZipFile(wheel).extractall(tmp_path / "old")
     site = Site(tmp_path / "site")
     modules = "" if version in BY_ENTRY_POINT else "verl_shipper_client.verl_plugin"
-    environment = {
-        "PYTHONPATH": str(tmp_path / "old"),
-        "VERL_USE_EXTERNAL_MODULES": modules,
-        "VERL_SHIPPER_TAKEOVER": "1",
-        "VERL_SHIPPER_SPOOL_DIR": str(site.spool),
-        "HOME": str(site.home),
-    }
+    environment = spooling(
+        site,
+        PYTHONPATH=str(tmp_path / "old"),
+        VERL_USE_EXTERNAL_MODULES=modules,
+        VERL_SHIPPER_TAKEOVER="1",
+    )
     done = subprocess.run(
         [sys.executable, str(KIT / "old_verl.py")],
         env=job_environment(tmp_path, environment),

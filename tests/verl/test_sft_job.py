@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.shipped import flush
+from support.shipped import flush, spooling
 from support.site import Site
 from support.verl_job import metrics, run_sft
 
@@ -15,8 +15,7 @@ pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
 
 def test_the_rank_that_logs_is_one_run_with_every_step_and_a_good_end(inputs: Path, tmp_path: Path) -> None:
     site = Site(tmp_path / "site")
-    environment = {"VERL_SHIPPER_SPOOL_DIR": str(site.spool), "HOME": str(site.home)}
-    run_sft(tmp_path, inputs, ['trainer.logger=["console","file","shipper"]'], environment).check()
+    run_sft(tmp_path, inputs, ['trainer.logger=["console","file","shipper"]'], spooling(site)).check()
 
     records, theirs = flush(site), metrics(tmp_path)
     assert [step for step, _ in theirs] == [1, 1, 2, 2]  # training and validation of each step

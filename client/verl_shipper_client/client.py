@@ -23,9 +23,11 @@ from typing import Any
 import msgpack
 
 from verl_shipper_client import generations, identity, process_exit
+from verl_shipper_client.packing import body_of, pack_apart, pack_slowly
 from verl_shipper_client.sender import Sender
 from verl_shipper_client.span import Span, SpanValues, attributes_of
 from verl_shipper_client.values import STEP_MAX, cut_text, error_text, plain, to_plain, whole_step
+from verl_shipper_spool.file_parts import FILE, parts_of
 from verl_shipper_spool.frame import PAYLOAD_BYTES_MAX
 from verl_shipper_spool.header import BULK, SCALARS, StreamHeader, new_id, sibling, this_process
 from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, socket_address, spool_dir
@@ -98,14 +100,14 @@ class Client:
                 if type(step) is not int or not -STEP_MAX <= step <= STEP_MAX:
                     step = whole_step(step)
                 if type(data) is not dict:  # a subclass may tell one thing to len() and another to items()
-                    data = _body_of(data)
+                    data = body_of(data)
                 seq = next(self._seq)
                 # Out of reach meanwhile: a signal handler that logs would pack into the middle of our record.
-                pack, self._pack = self._pack, _pack_apart
+                pack, self._pack = self._pack, pack_apart
                 try:
                     payload = pack((RECORD_VERSION, _METRICS, seq, step, time.time_ns(), data))
                 except Exception:  # noqa: BLE001 - odd values: the slow road knows
-                    payload = _pack_slowly(RecordKind.METRICS, seq, whole_step(step), data)
+                    payload = pack_slowly(RecordKind.METRICS, seq, whole_step(step), data)
                 finally:
                     self._pack = pack
                 if not scalars.append(payload, _METRICS_CLASS):
@@ -140,6 +142,27 @@ class Client:
     def log_text(self, key: str, text: str, step: int | None = None) -> None:
         """Record one text under a name."""
         self._guard("log_text", lambda: self._append(RecordKind.TEXT, step, {str(key): cut_text(plain(str(text)))}))
+
+    def log_file(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        step: int | None = None,
+        purpose: str = FILE,
+        compress: bool = False,
+    ) -> None:
+        """Record a file's content, as it is now; the file is not needed afterwards. For trackers that take files.
+
+        `name`: a relative path (default: the file's own name). `purpose`: "profile", "memory" or "file". `compress`:
+        with gzip. Files beyond FILE_BYTES_MAX (file_parts.py) are refused and counted as an error.
+        """
+
+        def act() -> None:
+            with open(path, "rb") as source:
+                for body in parts_of(source, name or os.path.basename(os.fspath(path)), purpose, compress=compress):
+                    self._append(RecordKind.FILE, step, body)
+
+        self._guard("log_file", act)
 
     def span(
         self,
@@ -288,8 +311,8 @@ class Client:
     def _packed(self, kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
         """Payload of a record. Spans come by the thousand: MessagePack itself says which ones need a look."""
         if kind is not RecordKind.SPAN:
-            return _pack_slowly(kind, seq, step, body)
-        pack, self._pack = self._pack, _pack_apart  # as in `log`
+            return pack_slowly(kind, seq, step, body)
+        pack, self._pack = self._pack, pack_apart  # as in `log`
         try:
             payload = pack((RECORD_VERSION, int(kind), seq, step, time.time_ns(), body))
         except Exception:  # noqa: BLE001 - odd values
@@ -297,7 +320,7 @@ class Client:
         finally:
             self._pack = pack
         # Of a payload that is too large, the slow road may keep a part.
-        return payload if 0 < len(payload) <= PAYLOAD_BYTES_MAX else _pack_slowly(kind, seq, step, body)
+        return payload if 0 < len(payload) <= PAYLOAD_BYTES_MAX else pack_slowly(kind, seq, step, body)
 
     def _record_span(self, values: SpanValues) -> None:
         attributes = values.attributes
@@ -366,23 +389,6 @@ _HEAVY_CLASS = {
     RecordKind.SPAN: "span",
     RecordKind.FILE: "file",
 }
-
-
-def _pack_apart(value: Any) -> bytes:
-    """MessagePack of `value` by a packer of its own: the client's may be at work below us."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True, default=to_plain)
-    return packed
-
-
-def _body_of(data: Any) -> dict[Any, Any]:
-    """A record's body of whatever was logged; a lone value gets a name."""
-    copied = plain(data)
-    return copied if isinstance(copied, dict) else {"value": copied}
-
-
-def _pack_slowly(kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
-    """Payload of values that need a look first."""
-    return _pack_apart((RECORD_VERSION, int(kind), seq, step, time.time_ns(), _body_of(body)))
 
 
 def _forget_parent() -> None:

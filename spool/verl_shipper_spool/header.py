@@ -20,7 +20,7 @@ HEADER_VERSION = 1
 HEADER_NAME = "stream"
 HEADER_BYTES_MAX = 64 * 1024
 
-SCALARS = "scalars"  # metrics, run start and finish, text
+SCALARS = "scalars"  # metrics, run start and finish, text, system
 BULK = "bulk"  # generations, spans, files
 
 

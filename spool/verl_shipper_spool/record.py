@@ -10,8 +10,10 @@
     4     span         {trace_id: bin16, span_id: bin8, parent_id: bin8|nil, name, start_ns, end_ns,
                         inputs, outputs, status, attributes}
     5     text         {key: str}
-    6     file         {path, name}
+    6     file         {file_id: bin16, name, purpose, offset, data: bin}      a part of a file, see file_parts.py
+                       {…, size, sha256: bin32}                               its last part
     7     run_finish   {exit_code: int|nil, reason: str}
+    8     system       {node: str, values: {name: number}}                    a node's own facts at `time_ns`, no step
 
 `seq` counts the records of one writer process over both of its streams, from 0. `step` is an int or nil. `time_ns` is
 the wall clock at capture. Every id that a tracker later uses to refuse doubles comes from these fields.
@@ -51,6 +53,7 @@ class RecordKind(enum.IntEnum):
     TEXT = 5
     FILE = 6
     RUN_FINISH = 7
+    SYSTEM = 8
 
 
 KIND_NAME = {kind: kind.name.lower() for kind in RecordKind}

@@ -6,7 +6,7 @@
                               asked after every offer
 
     kind                      kept
-    run_start, run_finish, file   always
+    run_start, run_finish, file, system   always
     metrics                   by rank, names and steps; names that are not kept are taken out; without a step: always
     text                      by rank and names
     generations               chosen rows; a table with a name is no validation: all of it

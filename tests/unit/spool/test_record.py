@@ -49,6 +49,7 @@ def test_the_numbers_of_the_kinds_are_the_format() -> None:
         5: "text",
         6: "file",
         7: "run_finish",
+        8: "system",
     }
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -22,28 +21,26 @@ from typing import Any
 
 import msgpack
 
-from verl_shipper_client import generations, identity, process_exit
-from verl_shipper_client.packing import body_of, pack_apart, pack_slowly
+from verl_shipper_client import device, generations, identity, process_exit
+from verl_shipper_client.complaints import Complaints
+from verl_shipper_client.held import HELD_S_MAX, Unfinished
+from verl_shipper_client.packing import body_of, early_step, pack_apart, pack_slowly
 from verl_shipper_client.sender import Sender
 from verl_shipper_client.span import Span, SpanValues, attributes_of
-from verl_shipper_client.values import STEP_MAX, cut_text, error_text, plain, to_plain, whole_step
+from verl_shipper_client.streams import METRICS_CLASS, Streams
+from verl_shipper_client.values import STEP_MAX, cut_text, plain, to_plain, whole_step
 from verl_shipper_spool.file_parts import FILE, parts_of
 from verl_shipper_spool.frame import PAYLOAD_BYTES_MAX
-from verl_shipper_spool.header import BULK, SCALARS, StreamHeader, new_id, sibling, this_process
+from verl_shipper_spool.header import SCALARS, StreamHeader, new_id, this_process
 from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, socket_address, spool_dir
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
 from verl_shipper_spool.redact import redact
 from verl_shipper_spool.writer import StreamWriter
 
-# Disk one training process may use for what no daemon has taken yet: days of metrics, an hour of heavy traces.
-QUOTA_BYTES = 4 * 1024**3
-WARN_PAUSE_S = 60.0
+DEVICE_LOOK_S = 0.002  # how often a call that waits for a device asks it
+EXIT_S_MAX = 2.0  # what a process that ends waits for its device and its daemon
 
 _METRICS = int(RecordKind.METRICS)
-_METRICS_CLASS = "metrics"
-# What a quota drops first: oldest spans, then files and generations, metrics last.
-_SHED_ORDER = ("span", "file", "generations", None)
-
 _ending = threading.Event()  # the interpreter is about to end
 _living: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -76,46 +73,53 @@ class Client:
         self.run_id = identity.run_id_or_new(run_id)
         self.rank = identity.rank_or_detect(rank)
         self.world = identity.world_or_detect(world)
-        self.errors = 0
+        self._complaints = Complaints()
         self._sender: Sender | None
         self._pack: Callable[[Any], bytes]
         # A daemon waits with a writer's traces for its first record; a helper of a run has to have one.
         self._config = {} if config is None and not head else config
         self._is_head = bool(head)
         self._finished = False
-        self._warn_at_s = 0.0
         self._spool_argument = spool_dir
         self._socket_argument = socket
         self._generation_calls = generations.CallCounter()
         self._reset()
-        self._guard("start", self._start)
+        self._complaints.guard("start", self._start)
         process_exit.watch()
         _living.add(self)
 
-    def log(self, data: Mapping[str, Any], step: int | None = None) -> None:
-        """Record metrics of one step. `data`: numbers by name, nested dicts allowed; values.py says what else."""
+    def log(self, data: Mapping[str, Any], step: int | None = None, sync: bool = False) -> None:
+        """Record metrics of one step. `data`: numbers by name, nested dicts allowed; values.py says what else.
+
+        Of tensors on a device the values are read later, without a wait: until the device has come so far, this record
+        and those logged after it are in memory only. `sync`: wait for the device and keep all before returning.
+        """
         try:
             with self._lock:
-                scalars = self._scalars or self._start()
+                streams = self._streams or self._start()
                 if type(step) is not int or not -STEP_MAX <= step <= STEP_MAX:
-                    step = whole_step(step)
+                    step = early_step(step)
                 if type(data) is not dict:  # a subclass may tell one thing to len() and another to items()
                     data = body_of(data)
                 seq = next(self._seq)
                 # Out of reach meanwhile: a signal handler that logs would pack into the middle of our record.
                 pack, self._pack = self._pack, pack_apart
                 try:
-                    payload = pack((RECORD_VERSION, _METRICS, seq, step, time.time_ns(), data))
+                    payload: bytes | Unfinished = pack((RECORD_VERSION, _METRICS, seq, step, time.time_ns(), data))
                 except Exception:  # noqa: BLE001 - odd values: the slow road knows
-                    payload = pack_slowly(RecordKind.METRICS, seq, whole_step(step), data)
+                    payload = pack_slowly(RecordKind.METRICS, seq, step, data, wait=sync)
                 finally:
                     self._pack = pack
-                if not scalars.append(payload, _METRICS_CLASS):
-                    self._tell_loss(scalars)
+                if streams.held.queue or isinstance(payload, Unfinished):
+                    streams.put(RecordKind.METRICS, payload)
+                elif not streams.scalars.append(payload, METRICS_CLASS):
+                    streams.tell_loss(streams.scalars)
                 if self._sender is None:
                     self._start_sender()
+            if sync:
+                self._await_device(HELD_S_MAX)
         except Exception as error:  # noqa: BLE001 - promise 1: never into training
-            self._failed("log", error)
+            self._complaints.failed("log", error)
 
     def log_generations(
         self,
@@ -137,11 +141,13 @@ class Client:
                 for body in generations.parts(names, rows, call, key):
                     self._append(RecordKind.GENERATIONS, step, body)
 
-        self._guard("log_generations", act)
+        self._complaints.guard("log_generations", act)
 
     def log_text(self, key: str, text: str, step: int | None = None) -> None:
         """Record one text under a name."""
-        self._guard("log_text", lambda: self._append(RecordKind.TEXT, step, {str(key): cut_text(plain(str(text)))}))
+        self._complaints.guard(
+            "log_text", lambda: self._append(RecordKind.TEXT, step, {str(key): cut_text(plain(str(text)))})
+        )
 
     def log_file(
         self,
@@ -162,7 +168,7 @@ class Client:
                 for body in parts_of(source, name or os.path.basename(os.fspath(path)), purpose, compress=compress):
                     self._append(RecordKind.FILE, step, body)
 
-        self._guard("log_file", act)
+        self._complaints.guard("log_file", act)
 
     def span(
         self,
@@ -189,7 +195,7 @@ class Client:
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """Record a span that has ended. Ids: 16 and 8 bytes, made up when not given. `status`: "ok" or "error"."""
-        self._guard(
+        self._complaints.guard(
             "log_span",
             lambda: self._record_span(
                 SpanValues(
@@ -213,19 +219,22 @@ class Client:
         Safe to call twice and to log after. Nothing is lost without it: what remains is taken from the spool later.
         """
         try:
+            started_s = time.monotonic()
+            self._await_device(timeout_s)
             with self._lock:
                 first, self._finished = not self._finished, True
                 if first and self._is_head:
-                    (self._scalars or self._start()).use_reserve()
+                    (self._streams or self._start()).scalars.use_reserve()
                     body = {"exit_code": whole_step(exit_code), "reason": "finish"}
                     self._append(RecordKind.RUN_FINISH, None, body)
+                self._release(give_up=True)  # another thread may have logged since
                 for writer in self._writers():
                     writer.declare_losses()
                 sender, self._sender = self._sender, None
             if sender is not None:
                 self._complete = False
                 try:
-                    self._complete = sender.drain(timeout_s)
+                    self._complete = sender.drain(max(timeout_s - (time.monotonic() - started_s), 0.0))
                 finally:
                     sender.stop()
             with self._lock:
@@ -234,8 +243,13 @@ class Client:
                         writer.close()
             return self._complete
         except Exception as error:  # noqa: BLE001 - promise 1
-            self._failed("finish", error)
+            self._complaints.failed("finish", error)
             return False
+
+    @property
+    def errors(self) -> int:
+        """How often something failed in this client, for whatever reason."""
+        return self._complaints.errors
 
     def __enter__(self) -> Client:
         return self
@@ -250,13 +264,12 @@ class Client:
         """Fresh per-process state: at construction, and in a fork child."""
         self._lock = threading.RLock()
         self._seq = itertools.count()
-        self._scalars: StreamWriter | None = None
-        self._bulk: StreamWriter | None = None
+        self._streams: Streams | None = None
         self._sender = None
         self._complete = False  # the daemon has all that was logged before the last finish
         self._pack = msgpack.Packer(use_bin_type=True, default=to_plain).pack
 
-    def _start(self) -> StreamWriter:
+    def _start(self) -> Streams:
         """Make this process's streams; the first record of a run is its start."""
         folder = spool_dir(self._spool_argument)
         address = self._daemon_address(folder)
@@ -274,11 +287,11 @@ class Client:
             forked=not self._is_head,
             process=process,
         )
-        bulk = StreamWriter(folder, sibling(header, BULK), on_roll=self._keep_quota)
-        scalars = StreamWriter(folder, header, on_roll=self._keep_quota)
-        if self._scalars is not None:
-            return self._scalars  # a signal handler logged meanwhile and has done all this
-        self._address, self._bulk, self._scalars = address, bulk, scalars
+        streams = Streams(folder, header, self._complaints)
+        if self._streams is not None:
+            return self._streams  # a signal handler logged meanwhile and has done all this
+        self._address, self._streams = address, streams
+        device.prepare()
         if self._is_head or self._config is not None:
             config = redact(plain(self._config))
             if not isinstance(config, dict):
@@ -287,28 +300,25 @@ class Client:
             body |= {"node": process.node, "rank": self.rank, "world": self.world}
             # What a helper of the run says of itself is no beginning of the run.
             self._append(RecordKind.RUN_START, None, body if self._is_head else body | {"forked": True})
-        return scalars
+        return streams
 
     def _daemon_address(self, folder: str) -> str:
         """Where to ship to. An address that cannot work is told, and costs no record: the spool takes them all."""
         try:
             return socket_address(folder, self._socket_argument)
         except Exception as error:  # noqa: BLE001 - promise 1
-            self._failed("socket", error)
+            self._complaints.failed("socket", error)
             return socket_address(folder, os.path.join(folder, *SOCKET_BELOW_SPOOL))
 
     def _append(self, kind: RecordKind, step: Any, body: Any) -> None:
         """Append a record of any kind to the stream it belongs to."""
         with self._lock:
-            scalars = self._scalars or self._start()
-            writer = (kind in _HEAVY_CLASS and self._bulk) or scalars
-            payload = self._packed(kind, next(self._seq), whole_step(step), body)
-            if not writer.append(payload, _HEAVY_CLASS.get(kind, _METRICS_CLASS)):
-                self._tell_loss(writer)
+            streams = self._streams or self._start()
+            streams.put(kind, self._packed(kind, next(self._seq), early_step(step), body))
             if self._sender is None:
                 self._start_sender()
 
-    def _packed(self, kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
+    def _packed(self, kind: RecordKind, seq: int, step: Any, body: Any) -> bytes | Unfinished:
         """Payload of a record. Spans come by the thousand: MessagePack itself says which ones need a look."""
         if kind is not RecordKind.SPAN:
             return pack_slowly(kind, seq, step, body)
@@ -324,53 +334,41 @@ class Client:
 
     def _record_span(self, values: SpanValues) -> None:
         attributes = values.attributes
-        self._guard("span", lambda: self._append(RecordKind.SPAN, attributes.get("step"), values.body()))
+        self._complaints.guard("span", lambda: self._append(RecordKind.SPAN, attributes.get("step"), values.body()))
+
+    def _release(self, *, give_up: bool = False) -> bool:
+        """Write what waited for a device and is complete. True when nothing waits any more."""
+        streams = self._streams
+        if streams is None or not (streams.held.queue or streams.bulk_held.queue):
+            return True
+        with self._lock:
+            return streams.release(give_up=give_up)
+
+    def _writers(self) -> tuple[StreamWriter, ...]:
+        return self._streams.writers if self._streams is not None else ()
+
+    def _await_device(self, timeout_s: float) -> None:
+        """Write what waits for a device, without what has not come after `timeout_s`."""
+        if self._release():
+            return
+        deadline_s = time.monotonic() + timeout_s
+        while not self._release():
+            if not time.monotonic() < deadline_s:  # true for a timeout that is no number
+                self._release(give_up=True)
+                return
+            time.sleep(DEVICE_LOOK_S)
 
     def _start_sender(self) -> None:
         if _ending.is_set():
             return  # a thread begun while the interpreter is taken apart never runs, and its starter waits for ever
-        sender = Sender(self._address, self._lock)
+        sender = Sender(self._address, self._lock, self._release)
         for writer in self._writers():
             sender.add(writer)
         self._sender = sender
         try:
             sender.start()
         except RuntimeError as error:  # no new threads: interpreter shutdown, or a limit. The spool has it all.
-            self._failed("sender", error)
-
-    def _writers(self) -> list[StreamWriter]:
-        return [writer for writer in (self._scalars, self._bulk) if writer is not None]
-
-    def _keep_quota(self) -> None:
-        """Called when a segment was begun: make room, oldest and least precious first."""
-        while sum(writer.sealed_bytes for writer in self._writers()) > QUOTA_BYTES:
-            if not any(
-                writer.shed_oldest(record_class, "quota") for record_class in _SHED_ORDER for writer in self._writers()
-            ):
-                return
-
-    def _guard(self, what: str, act: Callable[[], object]) -> None:
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - promise 1: never into training
-            self._failed(what, error)
-
-    def _failed(self, what: str, error: Exception) -> None:
-        self.errors += 1
-        self._warn(f"{what} failed: {error_text(error)}")
-
-    def _tell_loss(self, writer: StreamWriter) -> None:
-        self._warn(f"records are being dropped and counted: {writer.last_error or writer.folder}; free some space")
-
-    def _warn(self, text: str) -> None:
-        now_s = time.monotonic()
-        if now_s < self._warn_at_s:
-            return
-        self._warn_at_s = now_s + WARN_PAUSE_S
-        try:
-            sys.stderr.write(f"verl-shipper: {text}\n")
-        except (OSError, ValueError, AttributeError):  # stderr is closed: nobody to tell
-            self.errors += 1
+            self._complaints.failed("sender", error)
 
     def _after_fork(self) -> None:
         """In the child: leave the parent's streams alone, begin own ones at the first record."""
@@ -380,15 +378,12 @@ class Client:
         self._is_head, self._config = False, None
 
     def _at_exit(self) -> None:
-        if not self._finished and self._scalars is not None:
-            self.finish(exit_code=process_exit.seen(), timeout_s=2.0)
-
-
-_HEAVY_CLASS = {
-    RecordKind.GENERATIONS: "generations",
-    RecordKind.SPAN: "span",
-    RecordKind.FILE: "file",
-}
+        if self._streams is None:
+            return
+        if self._finished:
+            self._await_device(EXIT_S_MAX)
+        else:
+            self.finish(exit_code=process_exit.seen(), timeout_s=EXIT_S_MAX)
 
 
 def _forget_parent() -> None:

@@ -76,7 +76,12 @@ def _picked(row: Any, keys: list[Any]) -> list[Any]:
 
 
 def _cells(row: list[Any]) -> list[Any]:
-    return [_cut(plain(cell)) for cell in row]
+    return [_cut(plain(cell, _as_it_is)) for cell in row]
+
+
+def _as_it_is(tensor: Any) -> Any:
+    """What is on a device is read when the record is made."""
+    return tensor
 
 
 def _cut(cell: Any) -> Any:

@@ -10,7 +10,9 @@ from typing import Any
 
 import msgpack
 
-from verl_shipper_client.values import plain, to_plain
+from verl_shipper_client.device import Reading
+from verl_shipper_client.held import Unfinished
+from verl_shipper_client.values import Take, is_on_device, plain, to_plain, whole_step
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
 
 
@@ -20,12 +22,34 @@ def pack_apart(value: Any) -> bytes:
     return packed
 
 
-def pack_slowly(kind: RecordKind, seq: int, step: int | None, body: Any) -> bytes:
-    """Payload of a record whose body may hold anything."""
-    return pack_apart((RECORD_VERSION, int(kind), seq, step, time.time_ns(), body_of(body)))
+def pack_slowly(kind: RecordKind, seq: int, step: Any, body: Any, *, wait: bool = False) -> bytes | Unfinished:
+    """Payload of a record whose body may hold anything; an unfinished record when some of it is still on a device.
+
+    `wait`: for the device instead.
+    """
+    time_ns = time.time_ns()
+    reading = Reading()
+    copied = body_of(body, None if wait else reading.take)
+    step = reading.take(step) if _is_on_device(step) and not wait else whole_step(step)
+    if reading.is_empty:
+        return pack_apart((RECORD_VERSION, int(kind), seq, step, time_ns, copied))
+    reading.start()
+    return Unfinished(kind, seq, step, time_ns, copied, reading)
 
 
-def body_of(data: Any) -> dict[Any, Any]:
+def body_of(data: Any, take: Take | None = None) -> dict[Any, Any]:
     """A record's body of whatever was logged; a lone value gets a name."""
-    copied = plain(data)
+    copied = plain(data, take)
     return copied if isinstance(copied, dict) else {"value": copied}
+
+
+def early_step(step: Any) -> Any:
+    """The step as an int or None; as it is when it is still on a device."""
+    return step if _is_on_device(step) else whole_step(step)
+
+
+def _is_on_device(step: Any) -> bool:
+    try:
+        return is_on_device(step)
+    except Exception:  # noqa: BLE001 - any object may be given
+        return False

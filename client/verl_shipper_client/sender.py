@@ -3,7 +3,8 @@
 It reads bytes from the spool, never from the caller, and nobody wakes it: it looks every TICK_S. When nobody
 listens it only keeps time (hello with backoff, one fsync a second for power loss), and the spool grows.
 
-    tick: receive answers → per stream, scalars first: hello | send while the window has room → trim → fsync
+    tick: receive answers → write what waited for a device
+          → per stream, scalars first: hello | send while the window has room → trim → fsync
 
 Must not know: records, values. On failure: the thread notes the error and goes on; without the thread everything still
 stands in the spool. A fork child has no sender until it logs.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import zmq
@@ -45,12 +47,14 @@ class Track:
 
 
 class Sender:
-    """Owns the socket and the thread. `lock` guards the writers' lists of segments."""
+    """Owns the socket and the thread. `lock` guards the writers' lists of segments. `release` writes records that
+    waited for a device; false while some still do."""
 
-    def __init__(self, address: str, lock: threading.RLock) -> None:
+    def __init__(self, address: str, lock: threading.RLock, release: Callable[[], bool] = lambda: True) -> None:
         self.address = address
         self.last_error = ""
         self._lock = lock
+        self._release = release
         self._tracks: list[Track] = []
         self._stop = threading.Event()
         self._answered = threading.Event()
@@ -132,7 +136,7 @@ class Sender:
     def _tick(self, socket: zmq.Socket[bytes], now_s: float) -> bool:
         """One round over all streams. True when more is waiting to be sent."""
         self._receive(socket)
-        busy = False
+        busy = not self._release()
         budget = ROUND_BYTES_MAX
         for track in self._tracks:
             track.link.tick(now_s)

@@ -2,7 +2,7 @@
 
     given                                             becomes
     Python int, float, bool, str, None, dict, list    itself
-    NumPy scalar, 0-d or 1-element array or tensor    the Python number
+    NumPy scalar, 0-d or 1-element array or tensor    the Python number; of a tensor on a device, see device.py
     other Number (Decimal, Fraction)                  float
     int outside 64 bits                               nearest float
     str with lone surrogates                          U+FFFD in their place, whole pairs joined
@@ -26,7 +26,7 @@ import itertools
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from verl_shipper_spool.arrays import Floats, Ints
@@ -37,6 +37,7 @@ DEPTH_MAX = 32
 VALUES_MAX = 1_000_000  # of one record on the slow road; a knot of references may have no end
 TEXT_CHARS_MAX = 1_000_000  # one text; a frame holds 16 MiB and UTF-8 needs up to 4 bytes a character
 STEP_MAX = 2**63 - 1  # what trackers can hold
+Take = Callable[[Any], Any]
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _MARKER_CHARS_MAX = 200
 _DIMENSIONS_SHOWN_MAX = 8
@@ -53,6 +54,8 @@ def to_plain(value: Any) -> Any:
     """
     if isinstance(value, OUR_OWN):
         return extension(value)
+    if getattr(value, "is_cpu", True) is False:
+        raise TypeError("on a device")
     number = _element(value) if hasattr(value, "item") and _count(value) == 1 else None
     if type(number) in (float, int, bool):
         return number
@@ -71,9 +74,17 @@ def unsupported(value: object, why: str = "") -> Unsupported:
     return Unsupported(clean_text(text[:_MARKER_CHARS_MAX]))
 
 
-def plain(value: Any) -> Any:
-    """The slow road: a plain copy of any value, whatever MessagePack disliked about it."""
-    return _Walk().copy(value, 0)
+def plain(value: Any, take: Take | None = None) -> Any:
+    """The slow road: a plain copy of any value, whatever MessagePack disliked about it.
+
+    `take`: what stands for a number that is on a device. Without it such a number is read, which waits for the device.
+    """
+    return _Walk(take).copy(value, 0)
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether a value is one number in the memory of a device."""
+    return getattr(value, "is_cpu", True) is False and not getattr(value, "is_meta", False) and _count(value) == 1
 
 
 def is_a(value: object, kind: Any) -> bool:
@@ -123,9 +134,10 @@ def whole_step(step: Any) -> int | None:
 class _Walk:
     """One walk through a value: knows which containers it is inside of, and how many values it met."""
 
-    __slots__ = ("_count", "_inside")
+    __slots__ = ("_count", "_inside", "_take")
 
-    def __init__(self) -> None:
+    def __init__(self, take: Take | None) -> None:
+        self._take = take
         self._count = 0
         self._inside: set[int] = set()
 
@@ -141,6 +153,8 @@ class _Walk:
                 return float(value)
             if isinstance(value, (Mapping, list, tuple)):
                 return self._container(value, depth)
+            if self._take is not None and is_on_device(value):
+                return self._take(value)
         except Exception as error:  # noqa: BLE001 - see the header
             return unsupported(value, type(error).__name__)
         return _foreign(value)
@@ -190,6 +204,8 @@ def _number(value: Any) -> Any:
 
 def _element(value: Any) -> Any:
     """The only element of an array, a tensor, or a scalar of their libraries."""
+    if hasattr(value, "to_local"):
+        value = value.to_local()  # of a distributed tensor: its `item` may have to ask all ranks
     mask = getattr(value, "mask", None)
     if mask is not None and not callable(mask) and bool(mask):
         return unsupported(value, "masked")  # what lies below the mask is no value

@@ -23,7 +23,7 @@ from support.processes import wait_for
 from unit.client.conftest import MakeClient
 from unit.client.spooled import bodies, records
 from unit.client.test_values import HOSTILE, Hostile, HostileItem, HostileMapping, Unlistable
-from verl_shipper_client import Client, client
+from verl_shipper_client import Client, complaints, streams
 from verl_shipper_spool.header import decode_header
 from verl_shipper_spool.reader import Frame, StreamReader
 from verl_shipper_spool.record import RecordKind, Unsupported, decode_record
@@ -189,7 +189,7 @@ class _Box:
 @given(boxes=st.tuples(_values, _values).map(_Box))
 def test_log_never_raises_and_never_loses_a_record(make_once: Client, boxes: _Box) -> None:
     data, step = boxes.value
-    before = make_once._scalars.records if make_once._scalars else 0
+    before = make_once._streams.scalars.records if make_once._streams else 0
 
     make_once.log({"data": data, "the neighbour": 1.5}, step=step)
     make_once.log(data, step)
@@ -200,8 +200,8 @@ def test_log_never_raises_and_never_loses_a_record(make_once: Client, boxes: _Bo
         span.set_outputs(data)
     make_once.log_span(data, data, step, data, data, data, data, data, data, data)
 
-    scalars = make_once._scalars
-    assert scalars is not None
+    assert make_once._streams is not None
+    scalars = make_once._streams.scalars
     assert scalars.records - before >= 2
     assert scalars.lost_records == 0
 
@@ -233,7 +233,7 @@ def test_an_exception_without_a_text_does_not_escape(make: MakeClient, capsys: p
             raise RuntimeError("no text")
 
     made = make()
-    made._failed("test", MuteError())
+    made._complaints.failed("test", MuteError())
 
     assert capsys.readouterr().err == "verl-shipper: test failed: MuteError\n"
 
@@ -461,7 +461,7 @@ def _impatient(finish: Any) -> Any:
 def test_the_quota_drops_spans_first_then_generations_and_metrics_last(
     make: MakeClient, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "QUOTA_BYTES", 450_000)
+    monkeypatch.setattr(streams, "QUOTA_BYTES", 450_000)
     made = make()
     for writer in made._writers():
         writer._segment_bytes_max = writer._roll_at = 50_000
@@ -472,15 +472,14 @@ def test_the_quota_drops_spans_first_then_generations_and_metrics_last(
         made.log_span("span", 1, 2, inputs=filling, attributes={"step": step})
     for step in range(25):
         made.log_generations([(filling, "a", 1)], step=step)
-    assert made._bulk is not None
-    assert made._scalars is not None
+    assert made._streams is not None
 
     spans, tables = bodies(spool, RecordKind.SPAN), bodies(spool, RecordKind.GENERATIONS)
     assert len(spans) < 15
     assert len(tables) == 25
     assert len(bodies(spool)) == 20
-    assert made._bulk.lost_records == 15 - len(spans)
-    assert made._scalars.lost_records == 0
+    assert made._streams.bulk.lost_records == 15 - len(spans)
+    assert made._streams.scalars.lost_records == 0
 
     for step in range(60):
         made.log({"n": 100 + step, "filling": filling}, step=step)
@@ -500,8 +499,8 @@ def test_a_spool_that_cannot_be_made_costs_counted_records_and_one_warning(
     for step in range(50):
         made.log({"a": 1}, step=step)
 
-    assert made._scalars is not None
-    assert made._scalars.lost_records == 51
+    assert made._streams is not None
+    assert made._streams.scalars.lost_records == 51
     assert made.errors == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "dropped and counted" in line
@@ -531,11 +530,11 @@ def test_a_warning_comes_once_a_minute(
     monkeypatch.setattr("verl_shipper_client.client.time.monotonic", lambda: now_s)
     made = make()
     for _ in range(5):
-        made._failed("test", ValueError("x"))
-    now_s += client.WARN_PAUSE_S - 1
-    made._failed("test", ValueError("x"))
+        made._complaints.failed("test", ValueError("x"))
+    now_s += complaints.WARN_PAUSE_S - 1
+    made._complaints.failed("test", ValueError("x"))
     now_s += 2
-    made._failed("test", ValueError("x"))
+    made._complaints.failed("test", ValueError("x"))
     monkeypatch.undo()
 
     assert capsys.readouterr().err == "verl-shipper: test failed: ValueError: x\n" * 2
@@ -546,7 +545,7 @@ def test_a_closed_stderr_is_no_reason_to_fail(make: MakeClient, monkeypatch: pyt
     made = make()
     monkeypatch.setattr(sys, "stderr", None)
 
-    made._failed("test", ValueError("x"))
+    made._complaints.failed("test", ValueError("x"))
 
 
 # Processes

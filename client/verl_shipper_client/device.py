@@ -11,9 +11,9 @@ All of it goes into the device's own queue (its current stream), behind the kern
 launches four of them and goes on. The stacked copy owns its memory, so that neither a graph nor the buffer that a
 value is a view of lives longer for it.
 
-Works by duck typing on PyTorch's tensors of any device that has events (CUDA, ROCm, XPU, MPS, NPU); of another one a
-value is read at once. Never imports torch: whoever holds a tensor has done so. Must not know: records, clients. Raises
-nothing: what goes wrong makes a value `Unsupported` and costs its neighbours nothing.
+Works by duck typing on PyTorch's tensors of any device that has events and pinned memory (CUDA, ROCm, XPU, NPU); of
+another one a value is read at once. Never imports torch: whoever holds a tensor has done so. Must not know: records,
+clients. Raises nothing: what goes wrong makes a value `Unsupported` and costs its neighbours nothing.
 """
 
 from __future__ import annotations
@@ -86,9 +86,11 @@ class Reading:
             scalars = [scalar for _, scalar in members]
             try:
                 copy = _start_copy(sys.modules["torch"], device, dtype, scalars)
-            except Exception as error:  # noqa: BLE001 - see the header
-                self._fill(indices, [unsupported(scalar, type(error).__name__) for scalar in scalars])
+            except CapturedError:
+                self._fill(indices, [unsupported(scalar, "while a graph is captured") for scalar in scalars])
                 continue
+            except Exception:  # noqa: BLE001 - no pinned memory for this device, a type it cannot stack, its death
+                copy = None
             if copy is None:
                 self._fill(indices, [plain(scalar) for scalar in scalars])
             else:

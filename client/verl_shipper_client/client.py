@@ -10,6 +10,7 @@ Must not know: daemon, trackers, torch, numpy. On failure: counted (`errors`) an
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import os
 import threading
@@ -227,7 +228,7 @@ class Client:
                     (self._streams or self._start()).scalars.use_reserve()
                     body = {"exit_code": whole_step(exit_code), "reason": "finish"}
                     self._append(RecordKind.RUN_FINISH, None, body)
-                self._release(give_up=True)  # another thread may have logged since
+                self._release(Streams.give_up)  # another thread may have logged since
                 for writer in self._writers():
                     writer.declare_losses()
                 sender, self._sender = self._sender, None
@@ -336,13 +337,13 @@ class Client:
         attributes = values.attributes
         self._complaints.guard("span", lambda: self._append(RecordKind.SPAN, attributes.get("step"), values.body()))
 
-    def _release(self, *, give_up: bool = False) -> bool:
+    def _release(self, act: Callable[[Streams], bool] = Streams.release) -> bool:
         """Write what waited for a device and is complete. True when nothing waits any more."""
         streams = self._streams
         if streams is None or not (streams.held.queue or streams.bulk_held.queue):
             return True
         with self._lock:
-            return streams.release(give_up=give_up)
+            return act(streams)
 
     def _writers(self) -> tuple[StreamWriter, ...]:
         return self._streams.writers if self._streams is not None else ()
@@ -354,14 +355,14 @@ class Client:
         deadline_s = time.monotonic() + timeout_s
         while not self._release():
             if not time.monotonic() < deadline_s:  # true for a timeout that is no number
-                self._release(give_up=True)
+                self._release(Streams.give_up)
                 return
             time.sleep(DEVICE_LOOK_S)
 
     def _start_sender(self) -> None:
         if _ending.is_set():
             return  # a thread begun while the interpreter is taken apart never runs, and its starter waits for ever
-        sender = Sender(self._address, self._lock, self._release)
+        sender = Sender(self._address, self._lock, functools.partial(self._release, Streams.look))
         for writer in self._writers():
             sender.add(writer)
         self._sender = sender

@@ -2,6 +2,7 @@
 
     add(…)       at the end of the queue
     release()    from its front: write what is complete, in order; give up what waits too long
+    look()       the same for another thread than those that log: asks no device
 
 A stream's records keep the order in which they were logged, so one whose values are still on a device holds back the
 later ones of its stream. All of these are in memory only: a killed process loses them, and nothing else. Bounded: by
@@ -26,6 +27,7 @@ from verl_shipper_spool.record import RECORD_VERSION, RecordKind
 
 HELD_S_MAX = 300.0  # a device that has not come so far in five minutes hangs; its neighbours' records are wanted
 HELD_RECORDS_MAX = 1000  # steps that a device may be behind; its own queue is full long before
+ASK_AFTER_S = 1.0  # a value that is not in memory by then: the device is asked
 HELD_BYTES_MAX = 64 * 1024 * 1024  # of records behind the one that waits
 
 
@@ -68,7 +70,7 @@ class Held:
         self.queue: deque[_Entry] = deque()
         self._append = append
         self._size_bytes = 0
-        self._releasing = False
+        self._writing = False
 
     def add(self, content: bytes | Unfinished, record_class: str) -> None:
         """Put a record behind those that wait, and write whatever need not wait any more."""
@@ -78,22 +80,34 @@ class Held:
 
     def release(self, *, give_up: bool = False) -> bool:
         """Write what is complete. `give_up`: the rest as well, as far as it goes. True when nothing waits any more."""
-        if self._releasing:
-            return False  # a signal handler inside a release: that one goes on with what we have added
-        self._releasing = True
+
+        def may_go(entry: _Entry, reading: Reading) -> bool:
+            is_late = give_up or time.monotonic() - entry.since_s > ASK_AFTER_S
+            return reading.has_arrived() or (is_late and reading.is_done()) or give_up
+
+        return self._write_out(may_go)
+
+    def look(self) -> bool:
+        """Write what is complete, without a question to a device. True when nothing waits any more."""
+        return self._write_out(lambda _entry, reading: reading.has_arrived())
+
+    def _write_out(self, may_go: Callable[[_Entry, Reading], bool]) -> bool:
+        if self._writing:
+            return False  # a signal handler inside us: we go on with what it has added
+        self._writing = True
         try:
             while self.queue:
                 entry = self.queue[0]
                 content = entry.content
                 if isinstance(content, Unfinished):
-                    if not (content.reading.is_ready() or give_up or self._is_over_limit(entry)):
+                    if not (may_go(entry, content.reading) or self._is_over_limit(entry)):
                         return False
                     content = content.payload()
                 self._append(content, entry.record_class)
                 self.queue.popleft()  # not before: a raising handler may cause a record twice, but never none
                 self._size_bytes -= len(content) if content is entry.content else 0
         finally:
-            self._releasing = False
+            self._writing = False
         return True
 
     def _is_over_limit(self, oldest: _Entry) -> bool:

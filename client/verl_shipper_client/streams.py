@@ -50,10 +50,20 @@ class Streams:
         else:
             self._append(writer, content, record_class or METRICS_CLASS)
 
-    def release(self, *, give_up: bool = False) -> bool:
+    def release(self) -> bool:
         """Write what waited for a device and is complete. True when nothing waits any more."""
-        is_empty = self.held.release(give_up=give_up)
-        return self.bulk_held.release(give_up=give_up) and is_empty
+        is_empty = self.held.release()
+        return self.bulk_held.release() and is_empty
+
+    def give_up(self) -> bool:
+        """Write all that waits, with markers in place of what never came."""
+        is_empty = self.held.release(give_up=True)
+        return self.bulk_held.release(give_up=True) and is_empty
+
+    def look(self) -> bool:
+        """The same for the sender's thread, which must not ask a device."""
+        is_empty = self.held.look()
+        return self.bulk_held.look() and is_empty
 
     def tell_loss(self, writer: StreamWriter) -> None:
         why = writer.last_error or writer.folder

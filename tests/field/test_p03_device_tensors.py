@@ -35,8 +35,42 @@ def torch() -> Any:
     return importlib.import_module("torch")
 
 
+class Queue(list[Callable[[], None]]):
+    """What the device has still to do."""
+
+    def run(self) -> None:
+        while self:
+            self.pop(0)()
+
+
+class Event:
+    """Of the CPU's own kind: fires when the queue has come so far."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._has_fired = False
+
+    def record(self, stream: Any) -> None:
+        assert stream is not None
+        self._has_fired = False
+        self._queue.append(lambda: setattr(self, "_has_fired", True))
+
+    def query(self) -> bool:
+        return self._has_fired
+
+
 @pytest.fixture
-def on_device(torch: Any) -> Make:
+def queue(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """The queue of a device, which is the CPU."""
+    queue = Queue()
+    monkeypatch.setattr(torch.cpu, "Event", lambda: Event(queue))
+    monkeypatch.setattr(device, "host_memory", lambda torch, count, dtype: torch.empty(count, dtype=dtype))
+    monkeypatch.setattr(device, "_idle", {})
+    return queue
+
+
+@pytest.fixture
+def on_device(torch: Any, queue: Queue) -> Make:
     """Makes a tensor one that says it is on a device, and must not be read at once."""
 
     class OnDevice(torch.Tensor):  # type: ignore[misc]
@@ -47,33 +81,21 @@ def on_device(torch: Any) -> Make:
         def item(self) -> Any:
             raise AssertionError("this waits for the device")
 
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.copy_ and (kwargs or {}).get("non_blocking"):
+                target, source = args
+                values = source.as_subclass(torch.Tensor)
+                queue.append(lambda: target.copy_(values))
+                return target
+            return super().__torch_function__(func, types, args, kwargs or {})
+
     return lambda value: value.as_subclass(OnDevice)
-
-
-class Event:
-    """Of the CPU's own kind, but it fires when `fired` says so."""
-
-    fired = False
-
-    def record(self, stream: Any) -> None:
-        assert stream is not None
-
-    def query(self) -> bool:
-        return Event.fired
-
-
-@pytest.fixture
-def behind(torch: Any, monkeypatch: pytest.MonkeyPatch) -> type[Event]:
-    """A device that is behind until `fired` is set."""
-    monkeypatch.setattr(Event, "fired", False)
-    monkeypatch.setattr(torch.cpu, "Event", Event)
-    monkeypatch.setattr(device, "host_memory", lambda torch, count, dtype: torch.empty(count, dtype=dtype))
-    return Event
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_every_type_arrive_as_they_are(
-    torch: Any, on_device: Make, behind: type[Event], tmp_path: Path, kind: str
+    torch: Any, on_device: Make, queue: Queue, tmp_path: Path, kind: str
 ) -> None:
     client = Client(spool_dir=tmp_path)
     given = torch.tensor(1.0).to(getattr(torch, kind))
@@ -82,7 +104,7 @@ def test_numbers_of_every_type_arrive_as_they_are(
 
     assert client.errors == 0
     assert bodies(tmp_path) == []
-    behind.fired = True
+    queue.run()
     wait_for(lambda: bodies(tmp_path), 20, "the record")
     assert bodies(tmp_path) == [{"a": 1, "b": 1, "lr": 0.5}]
 
@@ -100,25 +122,25 @@ def test_numbers_of_every_type_arrive_as_they_are(
     ],
 )
 def test_edges_arrive_as_they_are(
-    torch: Any, on_device: Make, behind: type[Event], tmp_path: Path, given: Make, expected: str
+    torch: Any, on_device: Make, queue: Queue, tmp_path: Path, given: Make, expected: str
 ) -> None:
-    behind.fired = True
     client = Client(spool_dir=tmp_path)
     client.log({"value": on_device(given(torch))}, step=1)
+    queue.run()
     client.finish()
 
     assert str(bodies(tmp_path)[0]["value"]) == expected
 
 
 def test_the_value_is_that_of_the_call_whatever_becomes_of_the_tensor(
-    torch: Any, on_device: Make, behind: type[Event], tmp_path: Path
+    torch: Any, on_device: Make, queue: Queue, tmp_path: Path
 ) -> None:
     client = Client(spool_dir=tmp_path)
     loss = torch.zeros(())
     for step in range(1, 101):
         loss += 1
         client.log({"loss": on_device(loss)}, step=step)
-    behind.fired = True
+    queue.run()
     client.finish()
 
     assert [body["loss"] for body in bodies(tmp_path)] == [float(step) for step in range(1, 101)]
@@ -126,7 +148,7 @@ def test_the_value_is_that_of_the_call_whatever_becomes_of_the_tensor(
 
 @pytest.mark.parametrize("is_on_device", [False, True], ids=["cpu", "device"])
 def test_a_logged_value_keeps_no_graph_and_no_buffer_alive(
-    torch: Any, on_device: Make, behind: type[Event], tmp_path: Path, is_on_device: bool
+    torch: Any, on_device: Make, queue: Queue, tmp_path: Path, is_on_device: bool
 ) -> None:
     client = Client(spool_dir=tmp_path)
     buffer = torch.ones(50 * 1024 * 1024 // 4, requires_grad=True) * 1
@@ -140,9 +162,7 @@ def test_a_logged_value_keeps_no_graph_and_no_buffer_alive(
     assert [ref() for ref in seen] == [None, None]
 
 
-def test_a_view_of_a_large_tensor_does_not_keep_it(
-    torch: Any, on_device: Make, behind: type[Event], tmp_path: Path
-) -> None:
+def test_a_view_of_a_large_tensor_does_not_keep_it(torch: Any, on_device: Make, queue: Queue, tmp_path: Path) -> None:
     client = Client(spool_dir=tmp_path)
     large = torch.ones(1024, 1024)
     storage = weakref.ref(large.untyped_storage())
@@ -154,13 +174,13 @@ def test_a_view_of_a_large_tensor_does_not_keep_it(
     assert storage() is None
 
 
-def test_no_autograd_history_is_made(torch: Any, on_device: Make, behind: type[Event], tmp_path: Path) -> None:
-    behind.fired = True
+def test_no_autograd_history_is_made(torch: Any, on_device: Make, queue: Queue, tmp_path: Path) -> None:
     client = Client(spool_dir=tmp_path)
     weight = torch.tensor(2.0, requires_grad=True)
     loss = weight * 3
     client.log({"loss": on_device(loss)}, step=1)
     loss.backward()
+    queue.run()
     client.finish()
 
     assert weight.grad.item() == 3.0

@@ -133,3 +133,21 @@ def test_a_captured_graph_stays_whole(torch: Any, client: Client, tmp_path: Path
 
     assert doubled.item() == 2.0
     assert bodies(tmp_path / "spool")[1]["ok"] == 1
+
+
+def test_a_record_that_waits_breaks_no_capture_in_another_thread(torch: Any, client: Client, tmp_path: Path) -> None:
+    value = torch.ones((), device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        keep_busy(torch, BUSY_MS)
+        client.log({"loss": value * 3}, step=1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = value * 2
+        time.sleep(1.0)  # the sender looks every few milliseconds meanwhile
+    graph.replay()
+    torch.cuda.synchronize()
+    client.finish()
+
+    assert doubled.item() == 2.0
+    assert bodies(tmp_path / "spool")[1] == {"loss": 3.0}

@@ -10,6 +10,7 @@ Must not know: the client. On failure: AssertionError.
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class FakeTorch(types.ModuleType):
         self.queue: list[Callable[[], None]] = []
         self.stacks: list[tuple[str, int]] = []  # type and size of every copy that was started
         self.may_wait = False
+        self.queries = 0
+        self.allocated = 0  # pieces of pinned memory
         self.is_capturing = False
         self.has_pinned_memory = True
         self.failure: Exception | None = None
@@ -74,6 +77,7 @@ class FakeTorch(types.ModuleType):
         assert pin_memory
         if not self.has_pinned_memory:
             raise RuntimeError("no pinned memory")
+        self.allocated += 1
         return HostMemory(self, count, dtype)
 
     @contextlib.contextmanager
@@ -114,19 +118,38 @@ class FakeTensor:
 
 
 class HostMemory:
+    """Pinned memory; a slice or another view of it is the same memory."""
+
     def __init__(self, torch: FakeTorch, count: int, dtype: FakeType) -> None:
         self.torch = torch
-        self.numbers: list[Any] = ["nothing yet"] * count
+        self.slots: list[Any] = ["garbage"] * count
+        self.count = count
         self.dtype = dtype
+
+    def view(self, dtype: FakeType) -> HostMemory:
+        return self._same(self.count, dtype)
+
+    def __getitem__(self, part: slice) -> HostMemory:
+        assert part.start is None
+        return self._same(min(part.stop, self.count), self.dtype)
+
+    def fill_(self, number: Any) -> None:
+        self.slots[: self.count] = [number] * self.count
 
     def copy_(self, source: FakeTensor, non_blocking: bool) -> None:
         assert non_blocking
         assert source.dtype == self.dtype
+        assert len(source.numbers) == self.count
         numbers = source.numbers
-        self.torch.queue.append(lambda: self.numbers.__setitem__(slice(None), numbers))
+        self.torch.queue.append(lambda: self.slots.__setitem__(slice(0, self.count), numbers))
 
     def tolist(self) -> list[Any]:
-        return list(self.numbers)
+        return self.slots[: self.count]
+
+    def _same(self, count: int, dtype: FakeType) -> HostMemory:
+        other = HostMemory(self.torch, 0, dtype)
+        other.slots, other.count = self.slots, count
+        return other
 
 
 class _Event:
@@ -135,10 +158,13 @@ class _Event:
         self.has_fired = False
 
     def record(self, stream: Any) -> None:
+        self.has_fired = False
         assert stream[0] == "stream of"
         self.torch.queue.append(lambda: setattr(self, "has_fired", True))
 
     def query(self) -> bool:
+        assert threading.current_thread() is threading.main_thread(), "another thread may be capturing a graph"
+        self.torch.queries += 1
         if self.torch.failure is not None:
             raise self.torch.failure
         return self.has_fired

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from verl_shipper_spool.record import RecordKind, Unsupported
 def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     device = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch", device)
+    monkeypatch.setattr("verl_shipper_client.device._idle", {})
     return device
 
 
@@ -235,17 +237,56 @@ def test_what_waits_is_bounded(
     assert bodies(spool)[98] == {"loss": 1.0}
 
 
-def test_a_device_that_dies_says_so_in_place_of_the_value(make: MakeClient, spool: Path, torch: FakeTorch) -> None:
+def test_a_device_that_dies_says_so_in_place_of_the_value(
+    make: MakeClient, spool: Path, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "ASK_AFTER_S", 0.05)
     made = make()
     made.log({"loss": torch.tensor(1.0), "lr": 0.5}, step=1)
     torch.failure = RuntimeError("device-side assert")
+    time.sleep(0.1)
 
-    wait_for(lambda: len(bodies(spool)) == 1, 20, "the record")
-    (body,) = bodies(spool)
+    made.log({"a": 0}, step=1)
+    body, _ = bodies(spool)
     assert body["lr"] == 0.5
     assert body["loss"].text.endswith("RuntimeError")
     made.log({"a": 1}, step=2)
-    assert len(bodies(spool)) == 2
+    assert len(bodies(spool)) == 3
+
+
+@pytest.mark.parametrize("word", [("int64", -0x5A3C7E91D2B64F17), ("int64", 0)])
+def test_a_number_that_is_the_word_for_nothing_arrives_all_the_same(
+    make: MakeClient, spool: Path, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, word: tuple[str, int]
+) -> None:
+    monkeypatch.setattr(held, "ASK_AFTER_S", 0.05)
+    made = make()
+    made.log({"n": torch.tensor(word[1], torch.int64)}, step=1)
+    torch.run()
+    time.sleep(0.1)
+    made.log({"a": 1}, step=2)
+
+    assert bodies(spool) == [{"n": word[1]}, {"a": 1}]
+
+
+def test_a_device_is_asked_nothing_while_all_goes_well(make: MakeClient, spool: Path, torch: FakeTorch) -> None:
+    made = make()
+    for step in range(100):
+        made.log({"loss": torch.tensor(float(step))}, step=step)
+        torch.run()
+    made.log({"loss": torch.tensor(100.0)}, step=100)
+    torch.run()
+    wait_for(lambda: len(bodies(spool)) == 101, 20, "all records")
+
+    assert torch.queries == 0, "a query in one thread breaks a capture in another"
+
+
+def test_memory_is_used_again(make: MakeClient, torch: FakeTorch) -> None:
+    made = make()
+    for step in range(100):
+        made.log({"loss": torch.tensor(1.0), "n": torch.tensor(1, torch.int64)}, step=step)
+        torch.run()
+
+    assert torch.allocated <= 4
 
 
 def test_while_a_graph_is_captured_the_device_is_left_alone(make: MakeClient, spool: Path, torch: FakeTorch) -> None:

@@ -19,7 +19,7 @@ from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Kind
 from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header
 from verl_shipper_spool.reader import Damage, Frame, Gap, StreamReader
-from verl_shipper_spool.record import KIND_NAME, decode_loss, decode_record
+from verl_shipper_spool.record import KIND_NAME, Record, RecordKind, decode_loss, decode_record
 
 RUNS_SHOWN_MAX = 20
 RETRYING_LAG_S = 5.0
@@ -193,8 +193,15 @@ def _line(finding: Frame | Damage | Gap, identity: dict[str, Any]) -> dict[str, 
         record = decode_record(finding.payload)
     except CorruptionError as error:
         return {"kind": "unreadable", "ordinal": finding.ordinal, "why": error.what}
-    values = {"seq": record.seq, "step": record.step, "time_ns": record.time_ns, "data": record.body}
+    values = {"seq": record.seq, "step": record.step, "time_ns": record.time_ns, "data": _shown(record)}
     return {"kind": KIND_NAME[record.kind]} | identity | values
+
+
+def _shown(record: Record) -> dict[Any, Any]:
+    """A record's body; of a part of a file its size is enough."""
+    if record.kind is not RecordKind.FILE:
+        return record.body
+    return {**record.body, "data": f"{len(record.body.get('data') or b'')} bytes"}
 
 
 def _header(folder: str) -> StreamHeader | None:

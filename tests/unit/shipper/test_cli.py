@@ -21,6 +21,7 @@ from verl_shipper import __version__
 from verl_shipper.backends.base import Delivered, Outcome, Reject
 from verl_shipper.cli import main
 from verl_shipper.letters import letters
+from verl_shipper_client import Client
 from verl_shipper_spool.location import SOCKET_VARIABLE, SPOOL_VARIABLE, STATE_VARIABLE
 from verl_shipper_spool.record import Loss
 
@@ -152,6 +153,16 @@ def test_cat_prints_records_losses_damage_and_gaps_as_strict_json(tmp_path: Path
         assert {line["stream"] for line in lines} == {folder.header.stream_id}
         assert (lines[0]["run_id"], lines[0]["rank"], lines[0]["data"]) == ("run-7", 3, {"n": 0})
         assert (lines[3]["records"], lines[3]["reason"]) == (2, "disk_full")
+
+
+def test_cat_shows_how_large_a_part_of_a_file_is_and_not_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "trace.bin").write_bytes(bytes(range(256)) * 10)
+    Client(spool_dir=tmp_path / "spool").log_file(tmp_path / "trace.bin", step=3)
+
+    lines = [json.loads(line) for line in _run("cat", tmp_path / "spool").output.splitlines()]
+
+    (part,) = [line for line in lines if line["kind"] == "file"]
+    assert (part["step"], part["data"]["name"], part["data"]["data"]) == (3, "trace.bin", "2560 bytes")
 
 
 def test_cat_reads_a_daemons_state_folder_too(tmp_path: Path) -> None:

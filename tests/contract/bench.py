@@ -138,7 +138,9 @@ class Bench:
         self.lane = Lane(backend, self.kit.settings, self.ingest.spool_dir, store)
 
     def stream(self, run: RunInfo, rank: int = 0) -> str:
-        header = make_header(run_id=run.run_id, project=run.project, experiment=run.experiment, rank=rank)
+        header = make_header(
+            run_id=run.run_id, project=run.project, experiment=run.experiment, created_ns=run.created_ns, rank=rank
+        )
         self.ingest.greet(header)
         return header.stream_id
 
@@ -214,7 +216,10 @@ class LaneProcess:
         self._process.stdin.flush()
 
     def wait(self, timeout_s: float = DELIVER_S) -> int:
-        return self._process.wait(timeout_s)
+        code = self._process.wait(timeout_s)
+        assert self._process.stdin is not None, "asked for a pipe"
+        self._process.stdin.close()
+        return code
 
     def stop(self, timeout_s: float) -> None:
         """As the daemon ends it; AssertionError when it is held up."""

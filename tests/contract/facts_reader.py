@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
-from contract.kits import FileKit, MlflowKit, SwanlabKit, TrackioKit, WandbKit
+from contract.kits import FileKit, MlflowKit, SwanlabKit, WandbKit
+from contract.trackio_kit import TrackioKit
 from support import swanlab_reader, wandb_reader
 from support.mlflow_trackers import TestTracker
 from support.trackio_reader import TrackioReader

@@ -76,6 +76,6 @@ def test_facts_are_kept_without_a_server(wandb: WandbTracker) -> None:
 
 
 def test_a_row_that_wandb_would_drop_without_a_word_is_refused() -> None:
-    huge = {f"{n:0400}": 0.123456789012345 for n in range(ROW_BYTES_MAX // 400)}
+    huge: Any = {f"{n:0400}": 0.123456789012345 for n in range(ROW_BYTES_MAX // 400)}
     made = plan(batch(metrics(0), facts(1, **huge)), {})
     assert (list(made.refused), len(made.rows)) == ([1], 1)

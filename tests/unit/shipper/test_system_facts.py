@@ -51,4 +51,5 @@ def test_nothing_raises_and_everything_is_shown_or_counted() -> None:
 )
 def test_the_step_is_whole_seconds_since_the_run_began(time_ns: int, step: int, seconds: float) -> None:
     record = facts({}, time_ns)
-    assert (step_of(record, 10**9), elapsed_s(record, 10**9)) == (step, pytest.approx(seconds))
+    assert step_of(record, 10**9) == step
+    assert elapsed_s(record, 10**9) == pytest.approx(seconds)

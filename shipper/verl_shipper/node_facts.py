@@ -23,8 +23,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from verl_shipper.folders import existing
 from verl_shipper.node_gpus import GPU_FACTS, Gpus
 from verl_shipper.node_host import HOST_FACTS, SPACE_FACTS, Host, space_facts
+from verl_shipper_spool.location import spool_dir
 
 LOG = logging.getLogger(__name__)
 
@@ -79,12 +81,12 @@ class Aside:
 
 
 class NodeFacts:
-    """The one sampler of a node. `folder`: whose file system is measured. `psutil`, `pynvml`: in place of the real
-    packages. Used by one thread."""
+    """The one sampler of a node. `folder`: whose file system is measured, the clients' spool by default. `psutil`,
+    `pynvml`: in place of the real packages. Used by one thread."""
 
     def __init__(
         self,
-        folder: str,
+        folder: str | None = None,
         *,
         psutil: Any = None,
         pynvml: Any = None,
@@ -95,7 +97,8 @@ class NodeFacts:
         self._clock = clock
         self._gpus = Gpus(pynvml, clock)
         self._host = Host(psutil, cgroup_root)
-        self._space = Aside("node-facts-disk", lambda: space_facts(folder), _nothing, wait_s)
+        place = folder or spool_dir()
+        self._space = Aside("node-facts-disk", lambda: space_facts(existing(place)), _nothing, wait_s)
         self._driver = Aside("node-facts-gpu", self._gpus.read, self._gpus.close, wait_s)
 
     def sample(self) -> Facts:

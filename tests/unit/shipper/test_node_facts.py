@@ -293,6 +293,22 @@ def test_a_file_system_that_hangs_costs_one_wait(make: Callable[..., Node], monk
     wait_for(lambda: "disk/free_bytes" in node.sample(), 20, "the file system is back")
 
 
+def test_a_spool_that_nobody_has_made_yet_will_be_on_the_file_system_above_it(tmp_path: Path) -> None:
+    facts = NodeFacts(str(tmp_path / "not" / "yet"), pynvml=FakeNvml(0))
+    assert facts.sample()["disk/free_bytes"] > 0
+    facts.close()
+
+
+def test_without_a_folder_it_is_that_of_the_clients_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("VERL_SHIPPER_SPOOL_DIR", str(tmp_path))
+    monkeypatch.setattr(node_facts, "space_facts", lambda folder: asked.append(folder) or {})
+    facts = NodeFacts(pynvml=FakeNvml(0))
+    facts.sample()
+    facts.close()
+    assert asked == [str(tmp_path)]
+
+
 def test_a_folder_that_is_not_there_has_no_space(tmp_path: Path) -> None:
     assert set(space_facts(str(tmp_path / "none"))) == {"shm/used_bytes", "shm/used_percent"}
 
@@ -354,6 +370,16 @@ def test_without_limits_there_is_no_container(make: Callable[..., Node], tmp_pat
     node = make()
     node.sample()
     assert not [name for name in node.sample() if name.startswith("container/")]
+
+
+# The manual
+
+
+def test_the_manual_lists_every_fact_with_its_meaning() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "node-facts.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    listed = {row[0].strip("`"): row[2] for row in rows if len(row) == 3 and row[0].startswith("`")}
+    assert listed == FACTS
 
 
 # Cost

@@ -1,6 +1,6 @@
-"""Fixtures of the contract suite: every test runs against every kit of kits.py.
+"""What every test of the contract suite is given: a kit of kits.py, its backend, a lane over a real spool.
 
-`kit` is one tracker of the whole session; `diary` looks through everything that the backend said after each test.
+After each test everything that the backend said is looked through (`diary`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from contract import kits
-from contract.bench import Bench, Diary, watched
-from contract.direct import Direct
+from contract.bench import Bench, Diary, Direct, watched
 from contract.kits import Kit
 from support.mlflow_trackers import empty_database, own_environment
 from verl_shipper.backends.base import Backend
 
-__all__ = ["empty_database", "own_environment"]
+__all__ = ["empty_database", "own_environment"]  # fixtures
 
 
 @pytest.fixture(scope="session", params=kits.names())

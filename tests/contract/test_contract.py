@@ -1,7 +1,7 @@
 """The contract that every backend keeps, whatever its tracker: nothing missing, nothing twice, nothing raised.
 
 Each test runs against every kit of kits.py: through the backend alone (`direct`), or through a real lane over a real
-spool (`bench`). After each test everything that the backend said is looked through (`diary`; conftest.py has them all).
+spool (`bench`); see conftest.py. After each test everything that the backend said is looked through.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contract import kits
 from contract.bench import (
     DELIVER_S,
     Bench,
+    Direct,
     LaneProcess,
     finished,
     forgetful,
@@ -27,7 +28,6 @@ from contract.bench import (
     numbers,
     started,
 )
-from contract.direct import Direct
 from contract.kits import Kit
 from support.batches import TIME_NS
 from support.processes import wait_for
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("own
 OUTAGE_S = 60.0 if os.environ.get("VERL_SHIPPER_TEST_LONG") == "1" else 8.0
 CLOSE_S = 15.0  # a lane told to stop grants its uploads 3 s; the rest is a slow machine's
 MANY = 10_000
-A, B = "5" * 32, "6" * 32  # streams
+B = "6" * 32  # another stream
 
 
 def once(steps: Iterable[int]) -> list[tuple[Any, float]]:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from contract import facts_reader
-from contract.bench import DELIVER_S, Bench, LaneProcess, finished, lane_process, numbers, started
-from contract.direct import Direct
+from contract.bench import DELIVER_S, Bench, Direct, LaneProcess, finished, lane_process, numbers, started
 from contract.kits import Kit
 from support.batches import TIME_NS
 from support.processes import wait_for
@@ -131,6 +130,7 @@ def test_a_lane_killed_between_accept_and_commit_doubles_no_fact(kit: Kit, bench
     bench.log(node, *samples("node-a", 0, 10))
     killed = LaneProcess(bench, kill_accepted=True)
     assert killed.wait() == -9
+    killed._process.communicate()
     bench.log(node, *samples("node-a", 10, 5))
     bench.log(stream, *numbers(10, 5), finished())
     with lane_process(bench):

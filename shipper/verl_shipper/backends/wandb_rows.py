@@ -85,10 +85,10 @@ def plan(batch: Batch, last_steps: Mapping[str, int]) -> Plan:
         kind = item.record.kind
         if kind in (RecordKind.RUN_START, RecordKind.RUN_FINISH):
             take_state(item, made)
-        elif kind in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
-            _take_row(index, item, made)
         elif kind is RecordKind.SYSTEM:
             _take_facts(index, item, batch.run.created_ns, made)
+        elif kind in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
+            _take_row(index, item, made)
         else:
             made.ignored[kind.name.lower()] += 1
     return made

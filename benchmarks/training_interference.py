@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import select
 import signal
@@ -324,7 +325,7 @@ def _spread(ratios: list[float]) -> float:
     if len(ratios) < 4:
         return float("nan")
     low, _, high = statistics.quantiles(ratios, n=4)
-    return 1.2533 * (high - low) / 1.349 / len(ratios) ** 0.5
+    return float(1.2533 * (high - low) / 1.349 / math.sqrt(len(ratios)))
 
 
 def table(cores: str, rows: list[dict[str, Any]]) -> Iterator[str]:

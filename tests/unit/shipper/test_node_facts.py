@@ -302,7 +302,7 @@ def test_a_spool_that_nobody_has_made_yet_will_be_on_the_file_system_above_it(tm
 def test_without_a_folder_it_is_that_of_the_clients_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setenv("VERL_SHIPPER_SPOOL_DIR", str(tmp_path))
-    monkeypatch.setattr(node_facts, "space_facts", lambda folder: asked.append(folder) or {})
+    monkeypatch.setattr(node_facts, "space_facts", asked.append)
     facts = NodeFacts(pynvml=FakeNvml(0))
     facts.sample()
     facts.close()

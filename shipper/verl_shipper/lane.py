@@ -158,8 +158,11 @@ class Lane:
         run = self.runs.get(header.run_id)
         if run is None:
             project, experiment = header.project or self._unnamed[0], header.experiment or self._unnamed[1]
-            info = RunInfo(header.run_id, project, experiment, header.created_ns)
-            if self._store.get_note(info.run_id, RUN_NOTE) is None:
+            # When a run began must not depend on which of its streams a lane finds first after a restart.
+            note = self._store.get_note(header.run_id, RUN_NOTE)
+            created_ns = header.created_ns if note is None else int(note[2])
+            info = RunInfo(header.run_id, project, experiment, created_ns)
+            if note is None:
                 self._store.put_note(info.run_id, RUN_NOTE, [info.project, info.experiment, info.created_ns])
             run = self.runs[header.run_id] = self._new_run(info)
         cursor = self._cursors.get(name)

@@ -283,7 +283,7 @@ class WandbKit(ServerKit):
     def points(self, run: RunInfo) -> list[Point]:
         told = wandb_reader.run(self.server, run.project, run.run_id)
         assert (told["created"], told["conflicts"], told["gaps"]) == (1, 0, 0)
-        rows = [(row["trainer/global_step"], row) for row in told["history"]]
+        rows = [(row["trainer/global_step"], row) for row in told["history"] if "trainer/global_step" in row]
         return [
             (key, step, float(value))
             for step, row in rows

@@ -113,7 +113,7 @@ def _resume_status(call: Call) -> dict[str, Any]:
 
 def _resumable(call: Call, run: Run) -> dict[str, Any]:
     lines = run.lines(call.before_s)
-    events = run.streams.get(EVENTS, [])
+    events = run.streams.get(EVENTS, [])[: run.event_count(call.before_s)]
     return {
         "id": opaque("Run", run.key),
         "name": run.run_id,

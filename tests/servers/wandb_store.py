@@ -4,7 +4,8 @@
     Run.…(before_s)  what a reader is shown of lines that came before this time: counts lag at the vendor's
 
 History lines lie at `offset + i`, as at the vendor's: a line sent again with the same content is a rewrite, with
-another content a conflict, and an offset behind the end leaves a gap (holes are None). All three are counted.
+another content a conflict, and an offset behind the end leaves a gap (holes are None). All three are counted. Lines of
+events (what the SDK sends of a machine) lie in the same way; of these only lines overwritten by others are counted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Run:
     streams: dict[str, list[str | None]] = field(default_factory=dict)
     stored_s: list[float] = field(default_factory=list)  # of each history line: when it came first,
     steps: list[int] = field(default_factory=list)  # and its `_step`
+    events_s: list[float] = field(default_factory=list)  # of each line of events: when it came first
+    event_conflicts: int = 0
     summaries: list[tuple[float, str]] = field(default_factory=list)
     rewrites: int = 0
     conflicts: int = 0
@@ -58,6 +61,9 @@ class Run:
     def line_count(self, before_s: float | None = None) -> int:
         return len(self.streams.get(HISTORY, [])) if before_s is None else bisect_right(self.stored_s, before_s)
 
+    def event_count(self, before_s: float | None = None) -> int:
+        return len(self.events_s) if before_s is None else bisect_right(self.events_s, before_s)
+
     def summary(self, before_s: float | None = None) -> str:
         shown = [text for stored_s, text in self.summaries if before_s is None or stored_s <= before_s]
         return shown[-1] if shown else "{}"
@@ -73,6 +79,11 @@ class Run:
             self.summaries = [*self.summaries, *((at_s, text) for text in content)][-SUMMARIES_MAX:]
             return
         lines = self.streams.setdefault(name, [])
+        if name == EVENTS:
+            self.event_conflicts += sum(
+                old not in (None, new) for old, new in zip(lines[offset:], content, strict=False)
+            )
+            self.events_s += [at_s] * (offset + len(content) - len(lines))
         if name != HISTORY:  # a console may well overwrite its last line
             lines += [None] * (offset - len(lines))
             lines[offset : offset + len(content)] = content
@@ -98,6 +109,8 @@ class Run:
         return {
             "history": [None if line is None else json.loads(line) for line in self.lines()],
             "lines": self.line_count(),
+            "events": [None if line is None else json.loads(line) for line in self.streams.get(EVENTS, [])],
+            "event_conflicts": self.event_conflicts,
             "rewrites": self.rewrites,
             "conflicts": self.conflicts,
             "gaps": self.gaps,

@@ -27,6 +27,10 @@ class TrackioReader:
         rows = [{key: value for key, value in row.items() if key != "timestamp"} for row in self.logs(run)]
         return [row for row in rows if len(row) > 1]
 
+    def system_logs(self, run: RunInfo) -> list[dict[str, Any]]:
+        """Every row of system metrics, with `timestamp`."""
+        return list(self._storage.get_system_logs(self._name(run.project), run.experiment, run_id=run.run_id))
+
     def traces(self, run: RunInfo, **wanted: Any) -> list[dict[str, Any]]:
         order = {"sort": "request_time_asc", **wanted}
         return list(self._storage.get_traces(self._name(run.project), run.experiment, run_id=run.run_id, **order))

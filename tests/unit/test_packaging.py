@@ -22,7 +22,7 @@ import verl_shipper_spool
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"verl_shipper": "shipper", "verl_shipper_client": "client", "verl_shipper_spool": "spool"}
 HEAVY = (
-    *("torch", "numpy", "asyncio", "sqlite3", "click", "rich", "omegaconf", "watchdog"),
+    *("torch", "numpy", "asyncio", "sqlite3", "click", "rich", "omegaconf", "watchdog", "psutil", "pynvml"),
     *("wandb", "mlflow", "swanlab", "trackio"),
 )
 
@@ -80,7 +80,7 @@ def test_the_metadata_says_what_it_needs(wheel: zipfile.ZipFile) -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
     always = {need.split(">")[0].strip() for need in needs if "extra ==" not in need}
-    assert always == {"pyzmq", "msgpack", "watchdog", "click", "rich", "omegaconf"}
+    assert always == {"pyzmq", "msgpack", "watchdog", "click", "rich", "omegaconf", "psutil", "nvidia-ml-py"}
     assert {"wandb", "mlflow", "swanlab", "trackio", "otlp", "all", "test"} <= set(
         metadata.get_all("Provides-Extra") or []
     )

@@ -2,6 +2,7 @@
 
     run_start     params from the flattened configuration; status RUNNING
     metrics       one point per number, with the time and step of capture
+    system        the same under system/<node>/…, which is MLflow's own page; step: seconds since the run began
     generations   val_generations/step_N.json
     span          a span of a trace that is linked to the run and tagged with step, sample_index, …
     text          text/<key>/step_N.txt

@@ -1,7 +1,7 @@
 """From a batch to the requests that deliver it, in the order in which they are sent.
 
     params of every run_start       at most 100 a request
-    metrics of all records          at most 500 a request
+    metrics of all records          at most 500 a request; a node's facts with seconds since the run began as step
     generations and texts           one artifact each
     spans of all records            at most 100, or 2 MiB, a request
     status                          the newest run_start or run_finish of rank 0, unless a newer one was sent
@@ -31,6 +31,7 @@ from verl_shipper.backends.mlflow_outcome import RefusedError
 from verl_shipper.backends.mlflow_params import params_of
 from verl_shipper.backends.mlflow_run import Place
 from verl_shipper.backends.mlflow_spans import span_of
+from verl_shipper.backends.system_facts import facts_of, step_of
 from verl_shipper.values import flatten_metrics
 from verl_shipper_spool.record import RecordKind
 
@@ -101,7 +102,7 @@ class Planner:
         for index, item in items:
             if item.record.kind is RecordKind.RUN_START and not item.record.body.get("forked"):
                 plan.requests += self._param_requests(index, item, place, late)
-        plan.requests += self._metric_requests(items, place, plan)
+        plan.requests += self._metric_requests(items, batch.run.created_ns, place, plan)
         for index, item in items:
             plan.requests += self._artifact_requests(index, item, place)
         plan.requests += self._span_requests(items, batch.run.experiment, place, plan)
@@ -160,11 +161,15 @@ class Planner:
             LOG.warning("run %s: MLflow keeps the old values of params %s", place.run_id, ", ".join(changed[:5]))
             self._has_told_of_params = True
 
-    def _metric_requests(self, items: Iterable[tuple[int, Item]], place: Place, plan: Plan) -> Iterator[Request]:
+    def _metric_requests(
+        self, items: Iterable[tuple[int, Item]], created_ns: int, place: Place, plan: Plan
+    ) -> Iterator[Request]:
         points: list[tuple[int, Any]] = []
         for index, item in items:
             if item.record.kind is RecordKind.METRICS:
                 points += ((index, metric) for metric in self._metrics_of(item, plan.ignored))
+            elif item.record.kind is RecordKind.SYSTEM:
+                points += ((index, metric) for metric in self._facts_of(item, created_ns, plan.ignored))
         for part in chunks(points, METRICS_PER_REQUEST):
 
             def send(wanted: Sequence[int], part: Sequence[tuple[int, Any]] = part) -> None:
@@ -188,6 +193,13 @@ class Planner:
                 ignored["too_large"] += 1
                 continue
             yield Metric(self._metric_names.name(name), value, time_ms, record.step or 0)
+
+    def _facts_of(self, item: Item, created_ns: int, ignored: Counter[str]) -> Iterator[Any]:
+        from mlflow.entities import Metric
+
+        time_ms = max(item.record.time_ns // 1_000_000, 0)
+        for name, value in facts_of(item.record, ignored).items():
+            yield Metric(self._metric_names.name(name), value, time_ms, step_of(item.record, created_ns))
 
     def _artifact_requests(self, index: int, item: Item, place: Place) -> Iterator[Request]:
         artifacts: list[tuple[str, str]] = []

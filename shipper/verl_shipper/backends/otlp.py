@@ -1,8 +1,8 @@
 """Backend `otlp`: rollout traces to an OpenTelemetry collector, over OTLP/HTTP in protobuf, in GenAI's conventions.
 
     span          a span with the ids, times and status of capture; attributes as in otlp_spans.py and otlp_genai.py
-    everything    not shown, counted as ignored values: `metrics` (each number), `generations`, `text`, `file`
-    else          (each record); run_start and run_finish are delivered without a word
+    everything    not shown, counted as ignored values: `metrics` and `system` (each number), `generations`, `text`,
+    else          `file` (each record); run_start and run_finish are delivered without a word
 
 A collector promises nothing about repeats: on the wire a span is sent at least once, always with the same trace id and
 span id. A store that keys by these ids shows it once.
@@ -50,6 +50,7 @@ from verl_shipper.backends.otlp_settings import (
     timeout_of,
 )
 from verl_shipper.backends.otlp_spans import request_of, span_of
+from verl_shipper.backends.system_facts import facts_of
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key
@@ -153,6 +154,8 @@ def count_ignored(item: Item, ignored: Counter[str]) -> None:
     if kind is RecordKind.METRICS:
         flat = flatten_metrics(item.record.body)
         ignored["metrics"] += len(flat.numbers) + sum(flat.ignored.values())
+    elif kind is RecordKind.SYSTEM:
+        ignored["system"] += len(facts_of(item.record, ignored))
     elif kind not in SILENT:
         ignored[KIND_NAME[kind]] += 1
 

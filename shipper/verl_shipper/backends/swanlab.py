@@ -1,6 +1,7 @@
 """Backend `swanlab`: one SwanLab run per run, through SwanLab's own package in a process that may be thrown away.
 
     metrics       a point for every number, at its own step, with the wall time of capture
+    system        a point for every number under system/<node>/…; step: whole seconds since the run began
     generations   a table val/generations, one for each validation
     text          a text for every key
     run_start     config; rank 0's

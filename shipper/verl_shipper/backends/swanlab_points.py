@@ -1,6 +1,7 @@
 """Records made into points of SwanLab: one number, text or table of one key at one step. Pure.
 
     metrics       a point for every number
+    system        the same, at the second of the run's time; SwanLab's own "system" keys are not open to others
     generations   a table val/generations, parts of one table side by side (…_part_2, …)
     text          a text for every key
     run_start, run_finish     no point: configuration and state of the run
@@ -28,6 +29,7 @@ from typing import Any
 from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.mlflow_names import Names, with_digest
 from verl_shipper.backends.sdk.parts import pieces, table_key, table_of, take_state, text_of
+from verl_shipper.backends.system_facts import facts_of, step_of
 from verl_shipper.values import flatten_metrics, key_text
 from verl_shipper_spool.record import RecordKind
 
@@ -85,7 +87,12 @@ class Plan:
 def plan(batch: Batch, last_steps: Mapping[str, int], tops: Mapping[str, int], names: Names) -> Plan:
     """The points of a batch. `last_steps`: the last step by stream, `tops`: by key, both of the batches before."""
     made = Plan(last_steps=dict(last_steps), tops=dict(tops))
-    found = [row for index, item in enumerate(batch.items) for row in _rows(index, item, made, names)]
+    found: list[Row] = []
+    for index, item in enumerate(batch.items):
+        if item.record.kind is RecordKind.SYSTEM:
+            found.append(_facts(index, item, batch.run.created_ns, made, names))
+        else:
+            found += _rows(index, item, made, names)
     shown: set[tuple[str, int]] = set()
     for row in found:
         fresh = {key: number for key, number in row.scalars.items() if _is_fresh(key, row.step, tops, shown, made)}
@@ -157,6 +164,13 @@ def _rows(index: int, item: Item, made: Plan, names: Names) -> Iterator[Row]:
             )
             return
         yield Row(f"{item.stream_id}:{item.ordinal}", index, step, item.record.time_ns, scalars, media)
+
+
+def _facts(index: int, item: Item, created_ns: int, made: Plan, names: Names) -> Row:
+    facts = facts_of(item.record, made.ignored)
+    scalars = {names.name(_marked("number", name)): number for name, number in facts.items()}
+    step = min(step_of(item.record, created_ns), STEP_MAX)
+    return Row(f"{item.stream_id}:{item.ordinal}", index, step, item.record.time_ns, scalars)
 
 
 def _content(item: Item, made: Plan, names: Names) -> tuple[dict[str, float], tuple[Media, ...]]:

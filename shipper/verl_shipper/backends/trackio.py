@@ -2,6 +2,7 @@
 
     run_start     configuration of the run, without secrets
     metrics       one row, at its step, with the time of capture
+    system        a row of trackio's system metrics, whose page goes by time
     generations   traces `val/generations`: question and answer, score beside them
     span          a trace `rollout_trace/<name>`: messages, and everything else as metadata
     text          a report (Markdown)

@@ -19,6 +19,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from verl_shipper.backends.base import Batch, Item
+from verl_shipper.backends.system_facts import facts_of
 from verl_shipper.backends.trackio_traces import Shown, generation_traces, span_key, span_trace
 from verl_shipper.values import flatten_metrics, key_text, to_json, visible
 from verl_shipper_spool.record import RecordKind
@@ -44,6 +45,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class FactsRow:
+    """One row of system metrics. They have no step."""
+
+    log_id: str
+    timestamp: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Alert:
     """What trackio shows beside the charts."""
 
@@ -60,6 +70,7 @@ class Plan:
     """What is to be stored for a batch. `refused`: reason by item."""
 
     rows: list[Row] = field(default_factory=list)
+    facts: list[FactsRow] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
     config: dict[str, Any] | None = None
     config_of: list[int] | None = None
@@ -114,6 +125,9 @@ def _values(item: Item, batch: Batch, made: Plan, shown: Shown) -> dict[str, Any
             return {span_key(record.body): span_trace(item, batch.run.experiment, shown)}
         case RecordKind.TEXT:
             return {_name(key): _report(text) for key, text in record.body.items()} or None
+        case RecordKind.SYSTEM:
+            facts = facts_of(record, made.ignored)
+            made.facts += [FactsRow(log_id(item), timestamp(item), facts)] if facts else []
         case RecordKind.FILE:
             made.ignored["file"] += 1
     return None

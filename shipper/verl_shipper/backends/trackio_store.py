@@ -83,6 +83,13 @@ class Store:
                     log_ids=[row.log_id for row in plan.rows],
                     config=plan.config,
                 )
+            if plan.facts:
+                module.SQLiteStorage.bulk_log_system(
+                    **place,
+                    metrics_list=[row.values for row in plan.facts],
+                    timestamps=[row.timestamp for row in plan.facts],
+                    log_ids=[row.log_id for row in plan.facts],
+                )
             for alert in plan.alerts:
                 module.SQLiteStorage.bulk_alert(
                     **place,

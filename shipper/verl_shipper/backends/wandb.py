@@ -1,6 +1,7 @@
 """Backend `wandb`: one W&B run per run, through wandb's own package in a process that may be thrown away.
 
     metrics       a row of the history, x axis trainer/global_step, wall time of capture
+    system        a row of its own, x axis system/elapsed_s; see wandb_system.py
     generations   a table val/generations, one for each validation
     text          a page
     run_start     config; rank 0's

@@ -12,8 +12,10 @@ as we do. Started by sdk/child.py only. Must not know: servers, cursors. What wa
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +23,7 @@ import wandb
 from wandb.sdk.artifacts._internal_artifact import InternalArtifact
 
 from verl_shipper.backends.sdk.serve import serve
+from verl_shipper.backends.wandb_system import ELAPSED_KEY
 
 ARTIFACTS_AT_ONCE = 8
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
@@ -53,6 +56,7 @@ class Run:
         self.run: Any = None
         self.step_key = ""
         self.with_artifacts = True
+        self.facts: set[str] = set()  # names of facts of nodes that have their axis
         self.artifacts: list[Future[Any]] = []  # not committed yet
         # A wait that times out cancels the upload it waits for; so each has a thread to wait for ever.
         self.waiting = ThreadPoolExecutor(ARTIFACTS_AT_ONCE, thread_name_prefix="artifact")
@@ -92,6 +96,8 @@ class Run:
         for done, (number, values, media) in enumerate(rows):
             try:
                 objects = self._media(number, media)
+                if ELAPSED_KEY in values:
+                    self._place_facts(values.keys() - self.facts)
                 self.run.log({**values, **objects}, step=number, commit=True)
             except ROW_ERRORS as error:
                 return {"done": done, "files": files, "refused": f"{type(error).__name__}: {error}"[:300]}
@@ -110,6 +116,15 @@ class Run:
 
     def finish(self, *, exit_code: int) -> None:
         self.run.finish(exit_code=exit_code)
+
+    def _place_facts(self, names: Iterable[str]) -> None:
+        """Give facts of nodes their own axis, and keep them out of the run's summary. Name by name: of two patterns
+        that match, wandb takes any."""
+        for name in names:
+            self.facts.add(name)
+            axis = None if name == ELAPSED_KEY else ELAPSED_KEY
+            with contextlib.suppress(wandb.Error, *ROW_ERRORS):  # a name that it does not like has the common axis
+                self.run.define_metric(name, step_metric=axis, step_sync=False, hidden=axis is None, summary="none")
 
     def _media(self, number: int, media: list[list[Any]]) -> dict[str, Any]:
         """Objects whose files are on their way, by key."""

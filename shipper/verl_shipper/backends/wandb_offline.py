@@ -115,7 +115,8 @@ class OfflineRun:
             if answer["refused"]:
                 # The number of the row is taken; an empty row keeps those behind it where they belong.
                 bad = first + start + answer["done"]
-                values = {key: part[answer["done"]][0][key] for key in (STEP_KEY, "_timestamp", "_shipper")}
+                refused = part[answer["done"]][0]
+                values = {key: refused[key] for key in (STEP_KEY, "_timestamp", "_shipper") if key in refused}
                 self._call("log", CALL_S, rows=[[bad, values, []]])
                 self._write(rows[start + answer["done"] + 1 :], bad + 1)
                 return

@@ -1,14 +1,15 @@
 """Records made into rows of wandb's history: one record, one row, in order. Pure.
 
     metrics       {flat name: number, …}
+    system        {system/<node>/name: number, …}, see wandb_system.py
     generations   {"val/generations": table}, parts of one table side by side (…_part_2, …)
     text          {key: page}
     run_start, run_finish     no row: configuration and state of the run
 
-Every row carries `trainer/global_step`, the x axis of all charts, so that late, repeated and out-of-order steps stand
-at their own step; `_timestamp`, the wall time of capture; and `_shipper`, the record's own id, by which a row that is
-there is recognised whatever happened in between. A record without a step stands at the last one before it in its
-stream.
+Every row but a node's carries `trainer/global_step`, the x axis of all charts, so that late, repeated and out-of-order
+steps stand at their own step; `_timestamp`, the wall time of capture; and `_shipper`, the record's own id, by which a
+row that is there is recognised whatever happened in between. A record without a step stands at the last one before it
+in its stream.
 
 Names: an empty one is `unnamed`; one that wandb or we use ourselves gets a digest.
 Must not know: SDK, network. Never raises.
@@ -25,13 +26,14 @@ from typing import Any
 from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.mlflow_names import with_digest
 from verl_shipper.backends.sdk.parts import pieces, table_key, table_of, take_state, text_of
+from verl_shipper.backends.wandb_system import ELAPSED_KEY, system_values
 from verl_shipper.values import flatten_metrics, key_text
 from verl_shipper_spool.record import RecordKind
 
 STEP_KEY = "trainer/global_step"
 TIME_KEY = "_timestamp"
 ID_KEY = "_shipper"
-RESERVED = frozenset({"_step", "_runtime", TIME_KEY, "_wandb", ID_KEY, STEP_KEY})
+RESERVED = frozenset({"_step", "_runtime", TIME_KEY, "_wandb", ID_KEY, STEP_KEY, ELAPSED_KEY})
 NAME_CHARS_MAX = 500
 # wandb-core leaves out a longer line, and with it our count of lines.
 ROW_BYTES_MAX = 9 * 1024 * 1024
@@ -83,6 +85,8 @@ def plan(batch: Batch, last_steps: Mapping[str, int]) -> Plan:
         kind = item.record.kind
         if kind in (RecordKind.RUN_START, RecordKind.RUN_FINISH):
             take_state(item, made)
+        elif kind is RecordKind.SYSTEM:
+            _take_facts(index, item, batch.run.created_ns, made)
         elif kind in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
             _take_row(index, item, made)
         else:
@@ -121,13 +125,29 @@ def _take_row(index: int, item: Item, made: Plan) -> None:
     else:
         media += _pages(record.body)
     values[STEP_KEY] = made.last_steps.get(item.stream_id, 0)
-    values[TIME_KEY] = record.time_ns / 1e9
+    _add(index, item, values, tuple(media), made)
+
+
+def _take_facts(index: int, item: Item, created_ns: int, made: Plan) -> None:
+    values: dict[str, Any] = {}
+    for name, number in system_values(item, created_ns, made.ignored):
+        shown = name if name == ELAPSED_KEY else name_of(name)
+        if shown != name:
+            made.renamed[name] = shown
+        values[shown] = number
+    if values:
+        _add(index, item, values, (), made)
+
+
+def _add(index: int, item: Item, values: dict[str, Any], media: tuple[Media, ...], made: Plan) -> None:
+    """A row, if wandb can take it."""
+    values[TIME_KEY] = item.record.time_ns / 1e9
     values[ID_KEY] = f"{item.stream_id}:{item.ordinal}"
     size = len(json.dumps(values)) if len(values) > ROW_VALUES_SMALL else 0
     if size > ROW_BYTES_MAX:
         made.refused[index] = f"a row of {size} bytes; wandb takes {ROW_BYTES_MAX}"
         return
-    made.rows.append(Row(values[ID_KEY], values, tuple(media)))
+    made.rows.append(Row(values[ID_KEY], values, media))
 
 
 def _tables(body: Mapping[Any, Any], ignored: Counter[str]) -> Iterator[Media]:

@@ -83,7 +83,10 @@ class Reducer(Generic[Tag]):
         return any(rank.queue for rank in self._ranks.values())
 
     def offer(self, stream: str, decision: Decision[Tag]) -> None:
-        self._ranks[stream].queue.append(decision)
+        rank = self._ranks[stream]
+        rank.queue.append(decision)
+        if decision.record is not None and decision.record.kind is RecordKind.SYSTEM:
+            rank.is_late = True  # a node's own facts: whoever writes them has no steps that a rank would wait for
 
     def decided(
         self, progress: Mapping[str, float | None], now_s: float, now_ns: int

@@ -765,3 +765,14 @@ def test_a_lane_whose_disk_takes_no_transaction_ends_and_goes_on_later(make: Mak
     bench.until_quiet()
 
     assert bench.tracker.numbers(stream) == [0, 1, 2]
+
+
+def test_when_a_run_began_does_not_depend_on_the_stream_that_is_found_first(make: MakeBench) -> None:
+    bench = make()
+    bench.log(bench.stream(created_ns=500))
+    bench.until_quiet()
+    for created_ns in (100, 900, 300):  # one of them may well come first in the next listing
+        bench.log(bench.stream(created_ns=created_ns))
+    bench.crash()
+    bench.until_quiet()
+    assert {batch.run.created_ns for batch in bench.tracker.requests} == {500}

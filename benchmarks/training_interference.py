@@ -9,6 +9,8 @@ trackers that are well, that hang and that are gone.
 
 All processes live through the whole session. The trackers fail when all are warm and what was logged until then is
 delivered, as in the middle of a training run.
+`file`: a daemon whose tracker is a file, so that the cost of our own servers for tests is not in it.
+
 Out of its turn a subject with everything that belongs to it (its daemon, its SDK's helpers) is stopped by SIGSTOP, so
 that nobody runs at another's expense; what was due meanwhile runs in its own next block. A block that takes longer than
 `--patience` seconds ends its subject: it is reported as blocked.
@@ -60,7 +62,7 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
 }
 HEALTHY, HANGING, GONE = "well", "hang", "gone"
-NO_DAEMON = "no daemon"
+FILE, NO_DAEMON = "file", "no daemon"
 PACKAGES = {"bare": "torch", "verl-shipper": "verl_shipper_client", "wandb offline": "wandb", "mlflow sync": "mlflow"}
 
 
@@ -103,6 +105,8 @@ class Subject:
     node: Node | None = None
     daemon_pid: int = 0
     blocks: list[list[int]] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)  # of a step, in each block
+    ratios_cpu: list[float] = field(default_factory=list)
     ratios_median: list[float] = field(default_factory=list)
     ratios_mean: list[float] = field(default_factory=list)
     blocked_s: float = 0.0
@@ -122,7 +126,7 @@ class Subject:
         if self.logger == "verl-shipper":
             self.node = Node(str(folder))
             environment |= self.node.env() | {"VERL_SHIPPER_SPOOL_DIR": self.node.spool}
-            if trackers is not None:
+            if self.state != NO_DAEMON:
                 self.daemon_pid = self.node.start(*_backends(folder, trackers))
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("training_loop.py")), self.logger, str(folder)],
@@ -163,8 +167,10 @@ class Subject:
             self.end()
             return None
         self.send(signal.SIGSTOP)
-        times_ns: list[int] = json.loads(answer)
+        times_ns: list[int]
+        times_ns, cpu_ns = json.loads(answer)
         self.blocks.append(times_ns)
+        self.cpu_ms.append(cpu_ns / 1e6 / steps)
         return times_ns
 
     def end(self) -> None:
@@ -207,7 +213,9 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def _backends(folder: Path, trackers: Trackers) -> list[str]:
+def _backends(folder: Path, trackers: Trackers | None) -> list[str]:
+    if trackers is None:
+        return ["--backend", "file", "--set", f"backends.file.dir={folder / 'out'}"]
     key = folder / "key"
     key.touch(0o600)
     key.write_text(KEY)
@@ -251,7 +259,7 @@ def session(options: argparse.Namespace, cores: str, folder: Path) -> list[Subje
     """All subjects, measured in rounds."""
     subjects = [Subject("bare", "")]
     for logger in ("verl-shipper", "wandb offline", "mlflow sync"):
-        states = (HEALTHY, HANGING, GONE, NO_DAEMON) if logger == "verl-shipper" else (HEALTHY, HANGING, GONE)
+        states = (HEALTHY, HANGING, GONE, *((FILE, NO_DAEMON) if logger == "verl-shipper" else ()))
         subjects += [Subject(logger, state) for state in states if _is_wanted(logger, state, options.only)]
     trackers = {state: Trackers(folder / state, state) for state in (HEALTHY, HANGING, GONE)}
     with contextlib.ExitStack() as opened:
@@ -296,6 +304,7 @@ def measure_round(subjects: list[Subject], steps: int, patience_s: float) -> Non
             around = [statistics.median(before), statistics.median(after)]
             subject.ratios_median.append(statistics.median(times) / statistics.fmean(around))
             subject.ratios_mean.append(statistics.fmean(times) / statistics.fmean([*before, *after]))
+            subject.ratios_cpu.append(subject.cpu_ms[-1] / statistics.fmean(bare.cpu_ms[-2:]))
         before = after
 
 
@@ -308,11 +317,13 @@ def told(subject: Subject) -> dict[str, Any]:
             "p99_ms": times_ms[min(int(len(times_ms) * 0.99), len(times_ms) - 1)],
             "mean_ms": statistics.fmean(times_ms),
             "max_ms": times_ms[-1],
+            "cpu_ms": statistics.median(subject.cpu_ms),
         }
     if subject.ratios_median:
         figures |= {
             "ratio_median": statistics.median(subject.ratios_median),
             "ratio_mean": statistics.median(subject.ratios_mean),
+            "ratio_cpu": statistics.median(subject.ratios_cpu),
             "spread": _spread(subject.ratios_median),
         }
     if subject.blocked_s:
@@ -330,16 +341,16 @@ def _spread(ratios: list[float]) -> float:
 
 def table(cores: str, rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"\n{cores}\n"
-    yield "| subject | p50 ms | p99 ms | mean ms | max ms | p50 / bare | mean / bare | ± |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| subject | p50 ms | p99 ms | mean ms | max ms | p50 / bare | ± | mean / bare | CPU / bare |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:
         blocked = f"**blocked: no block of steps within {row['blocked_s']:.0f} s**" if "blocked_s" in row else ""
         if "p50_ms" not in row or blocked:
-            yield f"| {row['subject']} | {blocked} | | | | | | |"
+            yield f"| {row['subject']} | {blocked} | | | | | | | |"
             continue
         times = " | ".join(f"{row[name]:.2f}" for name in ("p50_ms", "p99_ms", "mean_ms", "max_ms"))
-        names = ("ratio_median", "ratio_mean", "spread")
-        ratios = " | ".join(f"{row[name]:.4f}" for name in names) if "ratio_median" in row else "1 | 1 | "
+        names = ("ratio_median", "spread", "ratio_mean", "ratio_cpu")
+        ratios = " | ".join(f"{row[name]:.3f}" for name in names) if "ratio_median" in row else "1 | | 1 | 1"
         yield f"| {row['subject']} | {times} | {ratios} |"
 
 

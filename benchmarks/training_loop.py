@@ -1,9 +1,10 @@
 """A small training run in torch on one thread, which logs every step: what training_interference.py times.
 
-    stdin   "steps N"                          stdout   "ready" once, then for each order a JSON list: ns of each step
+    stdin   "steps N"          stdout   "ready" once, then for each order [ns of each step, ns of CPU time] as JSON
 
 A step is the same work every time: a two-layer transformer on a fixed batch, forward, backward, optimizer, and the
-twenty numbers that a trainer logs. Its time is that of the whole turn of the loop, `log()` included.
+twenty numbers that a trainer logs. Its time is that of the whole turn of the loop, `log()` included. Processor time is
+that of the whole process, with the threads of whoever logs.
 
 Must not know: trackers' health, other subjects. On failure: the exception.
 """
@@ -32,8 +33,9 @@ def main() -> None:
     answers.write("ready\n")
     answers.flush()
     for order in sys.stdin:
+        cpu_ns = time.process_time_ns()
         times_ns = [train.step(log) for _ in range(int(order.split()[1]))]
-        answers.write(json.dumps(times_ns) + "\n")
+        answers.write(json.dumps([times_ns, time.process_time_ns() - cpu_ns]) + "\n")
         answers.flush()
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.trackio_traces import Shown, generation_traces, span_key, span_trace
 from verl_shipper.values import flatten_metrics, key_text, to_json, visible
+from verl_shipper_spool.file_parts import is_last
 from verl_shipper_spool.record import RecordKind
 from verl_shipper_spool.redact import redact
 
@@ -115,7 +116,7 @@ def _values(item: Item, batch: Batch, made: Plan, shown: Shown) -> dict[str, Any
         case RecordKind.TEXT:
             return {_name(key): _report(text) for key, text in record.body.items()} or None
         case RecordKind.FILE:
-            made.ignored["file"] += 1
+            made.ignored["file"] += is_last(record.body)
     return None
 
 

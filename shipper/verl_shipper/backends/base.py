@@ -24,6 +24,7 @@ Must not know: spool, cursors, sampling, other backends.
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -139,7 +140,7 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     limits: ClassVar[Limits] = Limits()
-    # Monotonic time. An upload under way is not hung before it: one that sees its bytes move puts it off.
+    # Monotonic time. An upload under way is not hung before it, see `keep_busy`.
     busy_until_s: float = 0.0
     settings_known: ClassVar[tuple[str | Key, ...] | None] = None  # names, or all about them; None: not checked
 
@@ -148,6 +149,10 @@ class Backend(abc.ABC):
         self.run = run
         self.settings = settings
         self.memory = memory
+
+    def keep_busy(self, more_s: float) -> None:
+        """The upload under way moves, and may go on for that much longer."""
+        self.busy_until_s = time.monotonic() + more_s
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:

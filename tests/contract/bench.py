@@ -2,6 +2,7 @@
 
     watched(kit)        its class, noting every outcome and everything raised in a Diary
     forgetful(…)        the same, and no answer of the first two tries of any batch comes through
+    Direct              a backend without a lane, made anew whenever a test wants a crash
     Bench               a node spool filled by hand and a real lane over it, turned by the real clock
     LaneProcess         the same lane in a process of its own (lane_child.py), which may be killed
 
@@ -10,6 +11,7 @@ Must not know: any tracker. On failure: AssertionError.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -24,11 +26,12 @@ from typing import Any
 
 from contract.kits import Kit
 from support.batches import TIME_NS
+from support.memory import FakeMemory
 from support.processes import wait_for
 from support.streams import make_header
 from verl_shipper import letters, status
 from verl_shipper.backends import load_backend
-from verl_shipper.backends.base import Backend, Batch, Delivered, Outcome, Retry, RunInfo
+from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Reject, Retry, RunInfo
 from verl_shipper.ingest import Ingest
 from verl_shipper.lane import Lane
 from verl_shipper.lane_process import store_path
@@ -39,6 +42,7 @@ from verl_shipper_spool.record import Record, RecordKind, encode_record
 LOST_TRIES = 2
 DELIVER_S = 150.0
 TURN_S = 0.01
+A = "5" * 32  # a stream
 SKIP_S = 90.0  # longer than every pause of a lane
 
 
@@ -119,6 +123,48 @@ def started(**config: Any) -> Record:
 
 def finished(exit_code: int = 0) -> Record:
     return Record(RecordKind.RUN_FINISH, 0, None, TIME_NS + 10**15, {"exit_code": exit_code, "reason": "finish"})
+
+
+class Direct:
+    """A backend without a lane: one run, one memory, a fresh object whenever a test wants one."""
+
+    def __init__(self, kit: Kit, backend: type[Backend]) -> None:
+        self.run: RunInfo = kit.run()
+        self.memory = FakeMemory()
+        self._kit = kit
+        self._class = backend
+        self._made: Backend | None = None
+        self._numbers = itertools.count()
+
+    def fresh(self) -> Backend:
+        """As after a crash: only the memory stays."""
+        self.close()
+        self._made = self._class(self.run, self._kit.settings, self.memory)
+        return self._made
+
+    def batch(self, *records: Record, stream: str = A, first: int = 0, rank: int = 0) -> Batch:
+        items = tuple(Item(stream, first + place, rank, self._kit.record(each)) for place, each in enumerate(records))
+        return Batch(f"batch{next(self._numbers)}", self.run, items)
+
+    def deliver(self, backend: Backend, batch: Batch) -> tuple[Counter[str], list[Item]]:
+        """What a lane does, all commits included. Returns values not shown by reason, and refused items."""
+        refused: list[Item] = []
+        deadline_s = time.monotonic() + DELIVER_S
+        while not isinstance(outcome := backend.upload(batch), Delivered):
+            assert time.monotonic() < deadline_s, outcome
+            if isinstance(outcome, Reject):
+                assert outcome.items, outcome
+                refused += [batch.items[index] for index in outcome.items]
+                rest = [item for index, item in enumerate(batch.items) if index not in outcome.items]
+                batch = Batch(f"{batch.batch_id}.r", batch.run, tuple(rest))
+            else:
+                time.sleep(0.3)
+        self.memory.remember(outcome.remember)
+        return Counter(outcome.ignored), refused
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
 
 
 class Bench:
@@ -215,6 +261,10 @@ class LaneProcess:
 
     def wait(self, timeout_s: float = DELIVER_S) -> int:
         return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def stop(self, timeout_s: float) -> None:
         """As the daemon ends it; AssertionError when it is held up."""

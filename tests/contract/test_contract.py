@@ -1,18 +1,16 @@
 """The contract that every backend keeps, whatever its tracker: nothing missing, nothing twice, nothing raised.
 
 Each test runs against every kit of kits.py: through the backend alone (`direct`), or through a real lane over a real
-spool (`bench`). After each test everything that the backend said is looked through (`diary`).
+spool (`bench`); see conftest.py. After each test everything that the backend said is looked through.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from contract import kits
 from contract.bench import (
     DELIVER_S,
     Bench,
-    Diary,
+    Direct,
     LaneProcess,
     finished,
     forgetful,
@@ -29,101 +27,20 @@ from contract.bench import (
     metric,
     numbers,
     started,
-    watched,
 )
 from contract.kits import Kit
 from support.batches import TIME_NS
-from support.memory import FakeMemory
-from support.mlflow_trackers import empty_database, own_environment
 from support.processes import wait_for
 from verl_shipper.backends import BUILT_IN
-from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Park, Reject, Retry, RunInfo
+from verl_shipper.backends.base import Backend, Delivered, Outcome, Park, Retry, RunInfo
 from verl_shipper_spool.record import KIND_NAME, Record, RecordKind, Unsupported
 
-__all__ = ["empty_database", "own_environment"]  # fixtures
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("own_environment")]
 
 OUTAGE_S = 60.0 if os.environ.get("VERL_SHIPPER_TEST_LONG") == "1" else 8.0
 CLOSE_S = 15.0  # a lane told to stop grants its uploads 3 s; the rest is a slow machine's
 MANY = 10_000
-A, B = "5" * 32, "6" * 32  # streams
-
-
-@pytest.fixture(scope="session", params=kits.names())
-def kit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kit]:
-    made = kits.KITS[request.param](tmp_path_factory.mktemp(request.param) / "kit", request.getfixturevalue)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def diary(kit: Kit) -> Iterator[Diary]:
-    made = Diary()
-    yield made
-    kit.heal()
-    made.check(kit.secret)
-
-
-@pytest.fixture
-def backend(kit: Kit, diary: Diary) -> type[Backend]:
-    return watched(kit, diary)
-
-
-@pytest.fixture
-def bench(kit: Kit, diary: Diary, tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "state", kit)
-    yield made
-    kit.heal()
-    made.close()
-
-
-class Direct:
-    """A backend without a lane: one run, one memory, a fresh object whenever a test wants one."""
-
-    def __init__(self, kit: Kit, backend: type[Backend]) -> None:
-        self.run: RunInfo = kit.run()
-        self.memory = FakeMemory()
-        self._kit = kit
-        self._class = backend
-        self._made: Backend | None = None
-        self._numbers = itertools.count()
-
-    def fresh(self) -> Backend:
-        """As after a crash: only the memory stays."""
-        self.close()
-        self._made = self._class(self.run, self._kit.settings, self.memory)
-        return self._made
-
-    def batch(self, *records: Record, stream: str = A, first: int = 0, rank: int = 0) -> Batch:
-        items = tuple(Item(stream, first + place, rank, self._kit.record(each)) for place, each in enumerate(records))
-        return Batch(f"batch{next(self._numbers)}", self.run, items)
-
-    def deliver(self, backend: Backend, batch: Batch) -> tuple[Counter[str], list[Item]]:
-        """What a lane does, all commits included. Returns values not shown by reason, and refused items."""
-        refused: list[Item] = []
-        deadline_s = time.monotonic() + DELIVER_S
-        while not isinstance(outcome := backend.upload(batch), Delivered):
-            assert time.monotonic() < deadline_s, outcome
-            if isinstance(outcome, Reject):
-                assert outcome.items, outcome
-                refused += [batch.items[index] for index in outcome.items]
-                rest = [item for index, item in enumerate(batch.items) if index not in outcome.items]
-                batch = Batch(f"{batch.batch_id}.r", batch.run, tuple(rest))
-            else:
-                time.sleep(0.3)
-        self.memory.remember(outcome.remember)
-        return Counter(outcome.ignored), refused
-
-    def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
-
-
-@pytest.fixture
-def direct(kit: Kit, backend: type[Backend]) -> Iterator[Direct]:
-    made = Direct(kit, backend)
-    yield made
-    made.close()
+B = "6" * 32  # another stream
 
 
 def once(steps: Iterable[int]) -> list[tuple[Any, float]]:

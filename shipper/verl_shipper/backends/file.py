@@ -108,7 +108,8 @@ class FileBackend(Backend):
                 return rejected(taken.refused)
             paths = {index: str(note.get("path", "")) for index, note in taken.there.items()}
             for whole in taken.wholes:
-                paths[whole.index] = file_shelf.put(whole, self.files_folder)
+                name = file_shelf.put(whole, self.files_folder)
+                paths[whole.index] = os.path.join(os.path.basename(self.files_folder), name)
                 self._staging.finish(whole, path=paths[whole.index])
         except OSError as error:
             return Retry(f"cannot keep a file beside {self.path}: {error.strerror or error}")

@@ -114,6 +114,7 @@ class Staging:
             for name in os.listdir(self.folder):
                 if name.endswith(DONE):
                     _remove(os.path.join(self.folder, name.removesuffix(DONE) + PART))
+        self._touched_s = 0.0
         self._touch()
         now_s = time.monotonic()
         if now_s >= _next_sweep_s.setdefault(self.root, now_s + SWEEP_S):
@@ -277,7 +278,7 @@ class Staging:
         """A run that is being delivered, or tried to be, keeps what is staged of it."""
         now_s = time.monotonic()
         if now_s >= self._touched_s:
-            self._touched_s = now_s + SWEEP_S
+            self._touched_s = now_s + SWEEP_S / 2
             with contextlib.suppress(OSError):
                 os.utime(self.folder)
 

@@ -171,8 +171,7 @@ class WandbBackend(Backend):
             self.memory.put("config", made.config)
         if self._offline is None:
             self._offline = OfflineRun(wish_of(self.run, self.settings, entity_of(self.settings), ""), self.memory)
-        folder = os.path.join(wish_of(self.run, self.settings, "", "").where["dir"], "wandb")
-        made.rows += [self._files.keep(whole, batch.items[whole.index], folder) for whole in taken.wholes]
+        made.rows += [self._files.keep(whole, batch.items[whole.index]) for whole in taken.wholes]
         finish = exit_code_of(made.finish) if made.finish is not None else None
         if made.rows or made.config is not None or finish is not None:
             self._offline.deliver(made.rows, self.memory.get("config") or {})

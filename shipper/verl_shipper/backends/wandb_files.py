@@ -31,7 +31,7 @@ from verl_shipper.backends.sdk.child import ChildError
 from verl_shipper.backends.sdk.http import RefusedError
 from verl_shipper.backends.wandb_rows import ID_KEY, STEP_KEY, TIME_KEY, Media, Row
 from verl_shipper.backends.wandb_run import WandbRun
-from verl_shipper.backends.wandb_wish import base_url, project_name, run_name
+from verl_shipper.backends.wandb_wish import base_url, offline_dir, project_name, run_name
 from verl_shipper_spool.file_parts import FILE, MEMORY, PROFILE
 from verl_shipper_spool.record import RecordKind
 
@@ -57,6 +57,7 @@ class Files:
         self, run: RunInfo, settings: Mapping[str, Any], memory: Memory, busy: Callable[[float], None]
     ) -> None:
         self._run_id = run_name(run.run_id)
+        self._settings = settings
         self._memory = memory
         self._busy = busy
         self.staging = Staging(
@@ -76,9 +77,9 @@ class Files:
         if self._memory.get(TRIES_NOTE):
             self._memory.put(TRIES_NOTE, {})
 
-    def keep(self, whole: Whole, item: Item, folder: str) -> Row:
-        """Offline: the file to its place below `folder`, and the row that tells of it."""
-        path = os.path.join(folder, f"files-{self._run_id}")
+    def keep(self, whole: Whole, item: Item) -> Row:
+        """Offline: the file to its place beside the run's folder, and the row that tells of it."""
+        path = os.path.join(offline_dir(self._settings), "wandb", f"files-{self._run_id}")
         content = self._content(whole, os.path.join(path, file_shelf.put(whole, path)))
         row_id = f"{item.stream_id}:{item.ordinal}"
         values = {STEP_KEY: whole.step or 0, TIME_KEY: item.record.time_ns / 1e9, ID_KEY: row_id}

@@ -204,7 +204,8 @@ class _Streams:
     def _append(self, writer: StreamWriter, kind: RecordKind, step: int | None, body: dict[str, object]) -> None:
         record = Record(kind, next(self._seq), step, time.time_ns(), body)
         if not writer.append(encode_record(record), "file" if kind is RecordKind.FILE else "metrics"):
-            raise OSError(errno.EIO, f"the spool takes nothing: {writer.last_error or writer.folder}")
+            why = writer.last_error or f"no room in {writer.folder}"
+            raise OSError(errno.ENOSPC, f"the spool takes no more: {why}; free some space and push again")
 
 
 def _push_one(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from support.daemon import SHIPPER, shipper
+from support.disk import require_disks, small_disk
 from support.site import Site
 from support.spools import build_stream
 from support.streams import make_header
@@ -204,6 +205,21 @@ def test_notes_torn_by_a_power_failure_cost_a_file_id_no_more(tmp_path: Path) ->
     notes.write_bytes(notes.read_bytes()[:-9] + b"\0\0")
     assert len(push(str(spool), RUN, found_files([str(out)], None)).shipped) == 1
     assert push(str(spool), RUN, found_files([str(out)], None)).known == 1
+
+
+def test_a_full_spool_names_the_file_and_a_later_push_ships_it(tmp_path: Path) -> None:
+    require_disks()
+    out = tmp_path / "out"
+    write(out / "a.bin", os.urandom(100_000))
+    write(out / "large.bin", os.urandom(9_000_000))
+    with small_disk(tmp_path, 6) as disk:
+        spool = disk / "spool"
+        report = push(str(spool), RUN, found_files([str(out)], None))
+        assert [name for name, _, _ in report.shipped] == ["a.bin"]
+        assert "the spool takes no more" in report.failed[0]
+        subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
+        again = push(str(spool), RUN, found_files([str(out)], None))
+        assert ([name for name, _, _ in again.shipped], again.known) == (["large.bin"], 1)
 
 
 # Which run

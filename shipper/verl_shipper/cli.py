@@ -18,6 +18,7 @@ import click
 
 from verl_shipper import __version__
 from verl_shipper.errors import ShipperError
+from verl_shipper.push_command import push
 from verl_shipper_spool.redact import scrub
 
 EXIT_USAGE = 2
@@ -46,6 +47,9 @@ class _Group(click.Group):
 @click.version_option(__version__, prog_name="verl-shipper")
 def main() -> None:
     """Ships training metrics, generations and traces to every tracker, off the critical path."""
+
+
+main.add_command(push)
 
 
 def _config_options(command: Any) -> Any:

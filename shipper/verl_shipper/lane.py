@@ -256,7 +256,7 @@ class Lane:
         future = run.future
         assert future is not None, "nothing under way"
         if not future.done():
-            if now_s - run.started_s > self._limits.upload_s_max:
+            if now_s > max(run.started_s + self._limits.upload_s_max, run.backend.busy_until_s):
                 self._tell_hang(run)
             return False
         run.future = None

@@ -120,7 +120,7 @@ class ConsoleKit(Kit):
         found: list[Point] = []
         for line in self.path.read_text().splitlines():
             at, *pairs = line.partition("step:")[2].split(" - ")
-            named = [pair.rpartition(":") for pair in pairs if not pair.startswith(("text:", "generations:"))]
+            named = [pair.rpartition(":") for pair in pairs if not pair.startswith(("text:", "generations:", "file:"))]
             found += [(key, None if at == "None" else int(at), float(value)) for key, _, value in named]
         return found
 
@@ -164,7 +164,8 @@ class MlflowServerKit(MlflowKit):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"tracking_uri": self._way.url, "timeout_s": 4, "lock_dir": str(self.folder / "locks")}
+        places = {"work_dir": str(self.folder / "work"), "lock_dir": str(self.folder / "locks")}
+        return {"tracking_uri": self._way.url, "timeout_s": 4, **places}
 
     def points(self, run: RunInfo) -> list[Point]:
         """By REST: the SDK in this process has the backend's own short time limit."""
@@ -200,7 +201,8 @@ class MlflowDatabaseKit(MlflowKit):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"tracking_uri": self.uri, "lock_dir": str(self.folder / "locks")}
+        places = {"work_dir": str(self.folder / "work"), "lock_dir": str(self.folder / "locks")}
+        return {"tracking_uri": self.uri, **places}
 
     def gone(self) -> None:
         self._head = self._write(b"\xff" * 100)

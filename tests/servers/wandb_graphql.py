@@ -219,8 +219,12 @@ def _create_artifact(call: Call) -> dict[str, Any]:
     else:
         artifact_id = opaque("Artifact", str(len(call.store.artifacts)))
         fields = {"artifact_id": artifact_id, "name": name, "type": type_, "digest": digest, "client_id": client_id}
+        fields["metadata"] = parsed(call.inputs.get("metadata") or "{}")
         call.keep({"op": "create_artifact", "run": run.key, **fields})
         artifact = call.store.artifacts[artifact_id]
+    aliases = [each["alias"] for each in call.inputs.get("aliases") or []]
+    if aliases:
+        call.keep({"op": "name_artifact", "artifact_id": artifact.artifact_id, "aliases": aliases})
     answer = {
         "id": artifact.artifact_id,
         "state": "COMMITTED" if artifact.committed else "PENDING",
@@ -316,7 +320,7 @@ def _artifact_by_id(call: Call) -> dict[str, Any]:
         "versionIndex": 0,
         "artifactType": {"name": artifact.type},
         "description": None,
-        "metadata": None,
+        "metadata": json.dumps(artifact.metadata),
         "ttlDurationSeconds": -2,
         "ttlIsInherited": True,
         "tags": [],
@@ -329,7 +333,7 @@ def _artifact_by_id(call: Call) -> dict[str, Any]:
         "fileCount": len(artifact.files),
         "createdAt": "2026-01-01T00:00:00",
         "updatedAt": None,
-        "aliases": [],
+        "aliases": [{"id": alias, "alias": alias, "artifactCollection": sequence} for alias in artifact.aliases],
     }
     return {"artifact": told}
 

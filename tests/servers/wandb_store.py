@@ -141,11 +141,16 @@ class Artifact:
     committed: bool = False
     files: dict[str, int] = field(default_factory=dict)  # uploaded ones
     manifest_bytes: int | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    aliases: list[str] = field(default_factory=list)  # each on one version of a collection
 
     def told(self) -> dict[str, Any]:
         return {
+            "artifact_id": self.artifact_id,
             "name": self.name,
             "type": self.type,
+            "aliases": sorted(self.aliases),
+            "metadata": self.metadata,
             "digest": self.digest,
             "state": "COMMITTED" if self.committed else "PENDING",
             "run": self.run,
@@ -222,6 +227,13 @@ class Store:
     def _create_artifact(self, **fields: Any) -> None:
         artifact = Artifact(**fields)
         self.artifacts[artifact.artifact_id] = artifact
+
+    def _name_artifact(self, artifact_id: str, aliases: list[str]) -> None:
+        """Aliases move to this version from the others of its collection."""
+        named = self.artifacts[artifact_id]
+        for version in self.versions(named.run, named.type, named.name):
+            version.aliases = [alias for alias in version.aliases if alias not in aliases]
+        named.aliases += aliases
 
     def _put_artifact(self, artifact_id: str, name: str, size_bytes: int) -> None:
         self.artifacts[artifact_id].files[name] = size_bytes

@@ -24,6 +24,7 @@ Must not know: spool, cursors, sampling, other backends.
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -130,7 +131,8 @@ class Limits:
     age_s_max: float = 0.25  # how long a lonely record waits for company
     runs_at_once_max: int = 4  # uploads of different runs that may be under way together
     idle_s_max: float = 600.0  # a run without news gives its connections back
-    upload_s_max: float = 120.0  # an upload that takes longer is hung: the lane's process is replaced
+    # An upload that takes longer is hung, if nothing moves (Backend.busy_until_s): the lane's process is replaced.
+    upload_s_max: float = 120.0
 
 
 class Backend(abc.ABC):
@@ -138,6 +140,8 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     limits: ClassVar[Limits] = Limits()
+    # Monotonic time. An upload under way is not hung before it, see `keep_busy`.
+    busy_until_s: float = 0.0
     settings_known: ClassVar[tuple[str | Key, ...] | None] = None  # names, or all about them; None: not checked
 
     def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
@@ -145,6 +149,10 @@ class Backend(abc.ABC):
         self.run = run
         self.settings = settings
         self.memory = memory
+
+    def keep_busy(self, more_s: float) -> None:
+        """The upload under way moves, and may go on for that much longer."""
+        self.busy_until_s = time.monotonic() + more_s
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
     step:12 - actor/loss:0.25 - val/acc:0.5
 
-Run start and finish, generations and texts get a short line, spans none. Each batch is one write. A terminal cannot say
-what it has shown, so a batch that was printed right before a crash may appear twice.
+Run start and finish, generations, texts and whole files get a short line, spans none. Each batch is one write. A
+terminal cannot say what it has shown, so a batch that was printed right before a crash may appear twice.
 
 Settings: `stream`, stdout (default) or stderr. Must not know: who reads it. On failure: a closed stream parks the lane.
 """
@@ -20,6 +20,7 @@ from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome,
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key, Kind
 from verl_shipper.values import flatten_metrics, key_text, visible
+from verl_shipper_spool.file_parts import is_last
 from verl_shipper_spool.record import Record, RecordKind
 
 STREAMS = ("stdout", "stderr")
@@ -109,6 +110,9 @@ def lines_of(item: Item, experiment: str, ignored: Counter[str]) -> list[str]:
             return [who + f"step:{record.step} - {printable(table_name(record))}:{row_count(record)}"]
         case RecordKind.TEXT:
             return [who + printable(f"step:{record.step} - text:{key}") for key in record.body]
+        case RecordKind.FILE if is_last(record.body):
+            told = f"{key_text(record.body.get('name') or 'file')}:{record.body.get('size')} bytes"
+            return [who + printable(f"step:{record.step} - file:{told}")]
         case _:
             return []
 

@@ -1,8 +1,12 @@
 """Backend `file`: every record is one line of strict JSON. The reference for whoever writes a backend.
 
     <dir>/<project>/<experiment>-<run_id>.jsonl
+    <dir>/<project>/<experiment>-<run_id>.files/…        shipped files, see file_shelf.py
 
     {"kind": "metrics", "run_id": "…", "rank": 0, "seq": 7, "step": 3, "time_ns": …, "data": {"loss": 0.5}, "id": "…:7"}
+
+A part of a file is a line, too, with its place instead of its bytes; the last one has the file's size, sha256 and path
+beside the lines, and is written when the file stands there.
 
 Exactly once, whatever is killed when: a batch is appended and fsynced, then the offset behind it is remembered together
 with the lane's cursor. Lines behind that offset come from an upload that died between the two, or from another daemon
@@ -22,8 +26,12 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, ClassVar
 
-from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Outcome, Retry, RunInfo
+from verl_shipper.backends import file_shelf
+from verl_shipper.backends.base import Backend, Batch, Delivered, Item, Memory, Outcome, Retry, RunInfo
+from verl_shipper.backends.file_assembly import Staging
+from verl_shipper.backends.file_shelf import make_folder
 from verl_shipper.backends.paths import component
+from verl_shipper.backends.sdk.parts import rejected
 from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper.folders import disk_findings, folder_findings
@@ -34,8 +42,8 @@ from verl_shipper_spool.record import KIND_NAME, Record, RecordKind
 from verl_shipper_spool.redact import redact
 
 LOG = logging.getLogger(__name__)
-FOLDER_MODE = 0o755
 FILE_MODE = 0o644
+INCOMING = ".incoming"  # in `dir`: what has come of files; beside what it is for, so that a link will do
 
 
 class FileBackend(Backend):
@@ -69,22 +77,46 @@ class FileBackend(Backend):
         yield from folder_findings(folder, private=False)
         yield from disk_findings(folder, "records")
 
+    def __init__(self, run: RunInfo, settings: Mapping[str, Any], memory: Memory) -> None:
+        super().__init__(run, settings, memory)
+        root = os.path.join(os.path.abspath(os.path.expanduser(settings["dir"])), INCOMING)
+        self._staging = Staging(root, run.project, run.experiment, run.run_id)
+
     @property
     def path(self) -> str:
         folder = os.path.abspath(os.path.expanduser(self.settings["dir"]))
         stem = component(f"{self.run.experiment}-{self.run.run_id}")
         return os.path.join(folder, component(self.run.project), f"{stem}.jsonl")
 
+    @property
+    def files_folder(self) -> str:
+        return self.path.removesuffix(".jsonl") + ".files"
+
     def open(self) -> Outcome | None:
         try:
             make_folder(os.path.dirname(self.path))
+            self._staging.open()
         except OSError as error:
             return Retry(f"cannot make the folder of {self.path}: {error.strerror}")
         return None
 
     def upload(self, batch: Batch) -> Outcome:
         ignored: Counter[str] = Counter()
-        lines = {f"{item.stream_id}:{item.ordinal}": line_of(item, batch.run, ignored) for item in batch.items}
+        try:
+            taken = self._staging.take(batch.items)
+            if taken.refused:
+                return rejected(taken.refused)
+            paths = {index: str(note.get("path", "")) for index, note in taken.there.items()}
+            for whole in taken.wholes:
+                name = file_shelf.put(whole, self.files_folder)
+                paths[whole.index] = os.path.join(os.path.basename(self.files_folder), name)
+                self._staging.finish(whole, path=paths[whole.index])
+        except OSError as error:
+            return Retry(f"cannot keep a file beside {self.path}: {error.strerror or error}")
+        lines = {
+            f"{item.stream_id}:{item.ordinal}": line_of(item, batch.run, ignored, paths.get(index))
+            for index, item in enumerate(batch.items)
+        }
         try:
             offset = self._append(lines)
         except BlockingIOError:
@@ -132,9 +164,10 @@ class FileBackend(Backend):
         return offset if isinstance(offset, int) else 0
 
 
-def line_of(item: Item, run: RunInfo, ignored: Counter[str]) -> bytes:
-    """The line of one record. Values that the line cannot show are added to `ignored`."""
+def line_of(item: Item, run: RunInfo, ignored: Counter[str], path: str | None = None) -> bytes:
+    """The line of one record. Values that the line cannot show are added to `ignored`. `path`: of a whole file."""
     record = item.record
+    data = file_data(record, path) if record.kind is RecordKind.FILE else data_of(record, ignored)
     line = {
         "kind": KIND_NAME[record.kind],
         "run_id": visible(run.run_id),
@@ -142,7 +175,7 @@ def line_of(item: Item, run: RunInfo, ignored: Counter[str]) -> bytes:
         "seq": record.seq,
         "step": record.step,
         "time_ns": record.time_ns,
-        "data": data_of(record, ignored),
+        "data": data,
         "id": f"{item.stream_id}:{item.ordinal}",
     }
     return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -155,6 +188,13 @@ def data_of(record: Record, ignored: Counter[str]) -> Any:
         ignored.update(flat.ignored)
         return to_json(flat.numbers)
     return to_json(redact(record.body) if record.kind is RecordKind.RUN_START else record.body)
+
+
+def file_data(record: Record, path: str | None) -> Any:
+    """A part of a file: where it belongs, not what it holds."""
+    body = {**record.body, "bytes": len(record.body["data"])}
+    del body["data"]
+    return to_json(body if path is None else body | {"path": path})
 
 
 def settle(path: str, start: int, wanted: Container[str]) -> tuple[int, set[str]]:
@@ -198,14 +238,3 @@ def write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def make_folder(path: str) -> None:
-    """Make a folder and what is missing above it, durably: power loss must not take the file's only name."""
-    if os.path.isdir(path):
-        return
-    parent = os.path.dirname(path)
-    make_folder(parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, FOLDER_MODE)
-    RealFiles().sync_folder(parent)

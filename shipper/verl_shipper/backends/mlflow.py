@@ -6,6 +6,7 @@
     generations   val_generations/step_N.json
     span          a span of a trace that is linked to the run and tagged with step, sample_index, …
     text          text/<key>/step_N.txt
+    file          profiles/step_N/<name>, memory/…, files/…
     run_finish    status FINISHED (exit code 0) or FAILED; only rank 0 speaks for the run
 
 Everything may be sent again at any time: MLflow keys points by (name, time, step, value), spans by their ids, params
@@ -16,6 +17,7 @@ a step at step 0 (counted as no_step); a param that had another value at an earl
 Settings: docs/configuration.md. Credentials: as MLflow reads them from the environment.
 
     mlflow.py ── mlflow_plan.py ── mlflow_{names,params,artifacts,spans}.py      what is sent
+        ├─────── mlflow_files.py ── file_assembly.py                         files, whole
         └─────── mlflow_run.py ─── mlflow_http.py ── mlflow_outcome.py           how it is sent
 
 Must not know: cursors, backoff. On failure: the outcome of the first request that failed. Requests that were answered
@@ -46,6 +48,8 @@ from verl_shipper.backends.base import (
     Retry,
     RunInfo,
 )
+from verl_shipper.backends.file_assembly import Taken
+from verl_shipper.backends.mlflow_files import Files
 from verl_shipper.backends.mlflow_http import TIMEOUT_S, Tracker, mlflow_road
 from verl_shipper.backends.mlflow_outcome import RefusedError
 from verl_shipper.backends.mlflow_place import check_uri, decided, store_of
@@ -64,6 +68,7 @@ class Progress:
     """How far the batch in flight has come: what was answered stays answered over retries."""
 
     batch_id: str = ""
+    planned: int = 0
     done: int = 0
     refused: dict[int, str] = field(default_factory=dict)
     late: Counter[str] = field(default_factory=Counter)  # values found to be ignored while sending
@@ -110,11 +115,13 @@ class MlflowBackend(Backend):
         attach_id = settings.get("run_id") or os.environ.get("MLFLOW_RUN_ID")
         self._finder = RunFinder(self._tracker, run, memory, attach_id=attach_id, lock_dir=settings.get("lock_dir"))
         self._planner = Planner(self._tracker, memory)
+        self._files = Files(self._tracker, settings, run.run_id, memory, self.keep_busy)
         self._place: Place | None = None
         self._progress = Progress()
 
     def open(self) -> Outcome | None:
         try:
+            self._files.staging.open()
             self._tracker.open()
             self._place = self._finder.find()
         except RefusedError as refused:
@@ -131,22 +138,37 @@ class MlflowBackend(Backend):
                 return outcome or Retry("the run is not ready")
         if self._progress.batch_id != batch.batch_id:
             self._progress = Progress(batch.batch_id)
-        plan = self._planner.plan(batch, self._place, self._progress.late)
-        done_before = self._progress.done
+        try:
+            return self._deliver(batch, self._files.staging.take(batch.items), self._place)
+        except OSError as error:
+            return Retry(f"cannot put a file together: {error.strerror or error}")
+
+    def _deliver(self, batch: Batch, taken: Taken, place: Place) -> Outcome:
+        progress = self._progress
+        plan = self._planner.plan(batch, place, progress.late)
+        plan.refused |= taken.refused
+        before_status = len(plan.requests) - (plan.status_ns is not None)
+        plan.requests[before_status:before_status] = self._files.requests(taken, place)
+        if progress.planned != len(plan.requests):  # a file that was whole is gone meanwhile
+            progress.planned, progress.done = len(plan.requests), 0
+        done_before = progress.done
         try:
             self._send(plan.requests)
         except RefusedError as refused:
             if isinstance(refused.outcome, Park):
                 self._place = None  # the run may be gone; look again before the next attempt
             if isinstance(refused.outcome, Retry):
-                return replace(refused.outcome, progressed=self._progress.done > done_before)
+                return replace(refused.outcome, progressed=progress.done > done_before)
             return refused.outcome
-        refused_items = plan.refused | self._progress.refused
+        refused_items = plan.refused | progress.refused
+        for whole in taken.wholes:
+            if whole.index not in refused_items:
+                self._files.staging.finish(whole)
         if refused_items:
             reasons = list(dict.fromkeys(refused_items.values()))
             return Reject("; ".join(reasons[:3]), sorted(refused_items), refused_items)
         remember = {} if plan.status_ns is None else {"status_ns": plan.status_ns}
-        return Delivered(remember, plan.ignored + self._progress.late)
+        return Delivered(remember, plan.ignored + progress.late)
 
     def watermark(self) -> Mapping[str, int]:
         return {}  # repeats are harmless

@@ -4,6 +4,7 @@
     metrics of all records          at most 500 a request; a node's facts with seconds since the run began as step
     generations and texts           one artifact each
     spans of all records            at most 100, or 2 MiB, a request
+    (files)                         one request each, see mlflow_files.py
     status                          the newest run_start or run_finish of rank 0, unless a newer one was sent
 
 The same batch gives the same requests every time: names and claims that were made for it are in the memory before it
@@ -107,7 +108,6 @@ class Planner:
             plan.requests += self._artifact_requests(index, item, place)
         plan.requests += self._span_requests(items, batch.run.experiment, place, plan)
         plan.requests += self._status_requests(items, place, plan)
-        plan.ignored["file"] += sum(item.record.kind is RecordKind.FILE for _, item in items)
         self._note()
         return plan
 

@@ -54,4 +54,12 @@ SETTINGS = (
         "/run/lock/verl-shipper",
         otherwise="`<state>/locks`",
     ),
+    Key(
+        "work_dir",
+        Kind.PATH,
+        "where shipped files are put together before they go to the tracker",
+        "wants a local disk with room for the largest of them",
+        "/var/tmp/verl-shipper/mlflow",  # noqa: S108 - an example
+        otherwise="`<state>/sdk/mlflow`",
+    ),
 )

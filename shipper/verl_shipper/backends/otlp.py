@@ -55,6 +55,7 @@ from verl_shipper.checks import Finding
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key
 from verl_shipper.values import flatten_metrics
+from verl_shipper_spool.file_parts import is_last
 from verl_shipper_spool.record import KIND_NAME, RecordKind
 
 PACKAGES = {"opentelemetry-proto": "opentelemetry.proto.collector.trace.v1", "requests": "requests"}
@@ -157,7 +158,7 @@ def count_ignored(item: Item, ignored: Counter[str]) -> None:
     elif kind is RecordKind.SYSTEM:
         ignored["system"] += len(facts_of(item.record, ignored))
     elif kind not in SILENT:
-        ignored[KIND_NAME[kind]] += 1
+        ignored[KIND_NAME[kind]] += kind is not RecordKind.FILE or is_last(item.record.body)
 
 
 def _by_index(outcome: Reject, indices: list[int], refused: Mapping[int, str]) -> Reject:

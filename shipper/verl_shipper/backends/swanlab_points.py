@@ -31,6 +31,7 @@ from verl_shipper.backends.mlflow_names import Names, with_digest
 from verl_shipper.backends.sdk.parts import pieces, table_key, table_of, take_state, text_of
 from verl_shipper.backends.system_facts import facts_of, step_of
 from verl_shipper.values import flatten_metrics, key_text
+from verl_shipper_spool.file_parts import is_last
 from verl_shipper_spool.record import RecordKind
 
 STEP_MAX = 2**48
@@ -146,7 +147,7 @@ def _rows(index: int, item: Item, made: Plan, names: Names) -> Iterator[Row]:
     if kind in (RecordKind.RUN_START, RecordKind.RUN_FINISH):
         take_state(item, made)
     elif kind not in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
-        made.ignored[kind.name.lower()] += 1
+        made.ignored[kind.name.lower()] += kind is not RecordKind.FILE or is_last(item.record.body)
     else:
         step = item.record.step
         step = made.last_steps.get(item.stream_id, 0) if step is None else step

@@ -22,6 +22,7 @@ from verl_shipper.backends.base import Batch, Item
 from verl_shipper.backends.system_facts import facts_of
 from verl_shipper.backends.trackio_traces import Shown, generation_traces, span_key, span_trace
 from verl_shipper.values import flatten_metrics, key_text, to_json, visible
+from verl_shipper_spool.file_parts import is_last
 from verl_shipper_spool.record import RecordKind
 from verl_shipper_spool.redact import redact
 
@@ -129,7 +130,7 @@ def _values(item: Item, batch: Batch, made: Plan, shown: Shown) -> dict[str, Any
             facts = facts_of(record, made.ignored)
             made.facts += [FactsRow(log_id(item), timestamp(item), facts)] if facts else []
         case RecordKind.FILE:
-            made.ignored["file"] += 1
+            made.ignored["file"] += is_last(record.body)
     return None
 
 

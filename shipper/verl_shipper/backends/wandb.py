@@ -6,7 +6,8 @@
     text          a page
     run_start     config; rank 0's
     run_finish    finished (exit code 0) or failed; rank 0's
-    span, file    not shown at W&B (counted)
+    file          an artifact; wandb_files.py
+    span          not shown at W&B (counted)
 
 wandb's package acknowledges nothing and may lose what it holds without a word. So a batch is delivered when the
 server's own count of lines has reached it and its files are there, and until then the outbox keeps it. Rows are
@@ -14,6 +15,7 @@ numbered before they are sent, and every row carries its record's id: after a cr
 rows of the batch in flight are there, and only the others are sent again.
 
     wandb.py ── wandb_rows.py                       what is sent
+        ├────── wandb_files.py ── file_assembly.py            files, whole
         └────── wandb_run.py ── wandb_api.py        what the server has
                      └───────── sdk/child.py ── wandb_child.py        the SDK, in its own process
 
@@ -40,11 +42,13 @@ from verl_shipper.backends.base import (
     Retry,
     RunInfo,
 )
+from verl_shipper.backends.file_assembly import Taken
 from verl_shipper.backends.road import road_of
 from verl_shipper.backends.sdk.http import Http, RefusedError
 from verl_shipper.backends.sdk.parts import check_settings, exit_code_of, is_part, rejected
 from verl_shipper.backends.secrets import find_key
 from verl_shipper.backends.wandb_api import NotOfferedError, WandbApi
+from verl_shipper.backends.wandb_files import Files
 from verl_shipper.backends.wandb_offline import OfflineRun
 from verl_shipper.backends.wandb_rows import Plan, Row, plan
 from verl_shipper.backends.wandb_run import Sent, WandbRun
@@ -93,12 +97,14 @@ class WandbBackend(Backend):
         self._run: WandbRun | None = None
         self._is_offline = mode_of(settings) == "offline"
         self._offline: OfflineRun | None = None
+        self._files = Files(run, settings, memory, self.keep_busy)
         self._batch_id = ""  # the batch whose rows the child of now has
         self._sent: Sent | None = None
         self._planned: list[Row] = []  # rows of that batch that were not given to the child
 
     def open(self) -> Outcome | None:
         try:
+            self._files.staging.open()
             if not self._is_offline:
                 self._open()
         except RefusedError as refused:
@@ -110,15 +116,16 @@ class WandbBackend(Backend):
 
     def upload(self, batch: Batch) -> Outcome:
         made = plan(batch, self.memory.get("last_steps") or {})
-        if made.refused:
-            return rejected(made.refused)
         try:
+            taken = self._files.staging.take(batch.items)
+            if made.refused or taken.refused:
+                return rejected(made.refused | taken.refused)
             if self._is_offline:
-                return self._keep(batch.batch_id, made)
+                return self._keep(batch, made, taken)
             run = self._open()
             with run.mutex:
                 self._open()  # it may have given way to another daemon just now
-                return self._deliver(run, batch, made)
+                return self._deliver(run, batch, made, taken)
         except RefusedError as refused:
             if isinstance(refused.outcome, Park):
                 self._let_go()
@@ -157,22 +164,28 @@ class WandbBackend(Backend):
                 self._run.open(rows_known=self.memory.get("rows") or 0, is_clean=not self.memory.get("in_flight"))
         return self._run
 
-    def _keep(self, batch_id: str, made: Plan) -> Outcome:
+    def _keep(self, batch: Batch, made: Plan, taken: Taken) -> Outcome:
         """Without a server: into the run's folder."""
-        if self.memory.get("offline_ended_with") == batch_id:
-            return Delivered(self._notes_of(made), made.ignored)  # its commit was lost; the folder is whole
+        if self.memory.get("offline_ended_with") == batch.batch_id:
+            return self._delivered(batch, made, taken)  # its commit was lost; the folder is whole
         if made.config is not None:
             self.memory.put("config", made.config)
         if self._offline is None:
             self._offline = OfflineRun(wish_of(self.run, self.settings, entity_of(self.settings), ""), self.memory)
+        made.rows += [self._files.keep(whole, batch.items[whole.index]) for whole in taken.wholes]
         finish = exit_code_of(made.finish) if made.finish is not None else None
         if made.rows or made.config is not None or finish is not None:
             self._offline.deliver(made.rows, self.memory.get("config") or {})
         if finish is not None:
-            self._offline.finish(finish, batch_id)
-        return Delivered(self._notes_of(made), made.ignored)
+            self._offline.finish(finish, batch.batch_id)
+        return self._delivered(batch, made, taken)
 
-    def _deliver(self, run: WandbRun, batch: Batch, made: Plan) -> Outcome:
+    def _delivered(self, batch: Batch, made: Plan, taken: Taken, **notes: Any) -> Delivered:
+        for whole in taken.wholes:
+            self._files.staging.finish(whole)
+        return Delivered({**notes, **self._notes_of(made), **self._files.notes(batch.items)}, made.ignored)
+
+    def _deliver(self, run: WandbRun, batch: Batch, made: Plan, taken: Taken) -> Outcome:
         if made.config is not None:
             self.memory.put("config", made.config)
         finish = self._finish_code(run, made)
@@ -185,12 +198,14 @@ class WandbBackend(Backend):
                 return self._refuse(run, batch, self._sent.refused)
             made.ignored["artifact_refused"] += self._sent.artifacts_refused
         rows = run.lines
+        for whole in taken.wholes:
+            run.start(self.memory.get("config") or {})
+            self._files.deliver(run, whole)
         if finish is not None:
             run.finish(finish)
         self._batch_id, self._sent = "", None
         in_flight = {key: line for key, line in self._in_flight().items() if not is_part(batch.batch_id, key)}
-        remember = {"rows": rows, "in_flight": in_flight, "finish": finish, **self._notes_of(made)}
-        return Delivered(remember, made.ignored)
+        return self._delivered(batch, made, taken, rows=rows, in_flight=in_flight, finish=finish)
 
     def _send(self, run: WandbRun, batch: Batch, made: Plan) -> None:
         """Give the child those rows of the batch that the server does not have."""

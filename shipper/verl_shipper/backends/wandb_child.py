@@ -3,6 +3,7 @@
     init          the run, with its configuration; answers where wandb would write the next row
     log           rows with their numbers; answers the files that belong to them
     attach        files of rows that are there already, once more
+    put_file      a shipped file as an artifact of its own; answers how far it has come
     health        whether wandb's own sender has given up, and which artifacts are not committed yet
     finish        the end of the run, as far as wandb says so
 
@@ -58,6 +59,7 @@ class Run:
         self.with_artifacts = True
         self.facts: set[str] = set()  # names of facts of nodes that have their axis
         self.artifacts: list[Future[Any]] = []  # not committed yet
+        self.files: dict[str, Future[Any]] = {}  # the same of shipped files, by key
         # A wait that times out cancels the upload it waits for; so each has a thread to wait for ever.
         self.waiting = ThreadPoolExecutor(ARTIFACTS_AT_ONCE, thread_name_prefix="artifact")
 
@@ -109,6 +111,14 @@ class Run:
         made = [each for number, _, media in rows for each in self._media(number, media).values()]
         return [_file_name(self.run.dir, each) for each in made]
 
+    def put_file(self, *, key: str, content: dict[str, Any]) -> str:
+        """Begin, or look: "pending", then "committed", by the server's word. A failure is raised once; then anew."""
+        if key not in self.files:
+            self.files[key] = self.waiting.submit(self._log_file(**content).wait)
+        if not self.files[key].done():
+            return "pending"
+        return str(self.files.pop(key).result().state).lower()
+
     def health(self) -> dict[str, Any]:
         refused = sum(each.done() and each.exception() is not None for each in self.artifacts)
         self.artifacts = [each for each in self.artifacts if not each.done()]
@@ -130,6 +140,9 @@ class Run:
         """Objects whose files are on their way, by key."""
         objects = {}
         for key, kind, content in media:
+            if kind == "file":
+                self._log_file(**content)
+                continue
             if kind == "table":
                 made: Any = wandb.Table(columns=content["columns"], data=content["rows"], allow_mixed_types=True)
                 if self.with_artifacts and self.run.settings.mode == "online":
@@ -139,6 +152,11 @@ class Run:
             made.bind_to_run(self.run, key, number)
             objects[key] = made
         return objects
+
+    def _log_file(self, *, path: str, name: str, kind: str, entry: str, aliases: list[str], metadata: Any) -> Any:
+        artifact = wandb.Artifact(name, kind, metadata=metadata)
+        artifact.add_file(path, entry, skip_cache=True, policy="immutable")  # nobody changes it, so no copies of it
+        return self.run.log_artifact(artifact, aliases=aliases)
 
     def _log_artifact(self, table: Any, key: str) -> None:
         """The table as an artifact, the way wandb itself would, but remembered: it must be committed, too."""
@@ -154,5 +172,5 @@ def _file_name(folder: str, media: Any) -> str:
 
 if __name__ == "__main__":
     run = Run()
-    handlers = {name: getattr(run, name) for name in ("init", "log", "attach", "health", "finish")}
+    handlers = {name: getattr(run, name) for name in ("init", "log", "attach", "put_file", "health", "finish")}
     serve(handlers)

@@ -44,7 +44,8 @@ ROW_VALUES_SMALL = 2000  # with names of NAME_CHARS_MAX that many cannot fill a 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A table or a page that goes up as a file of its own. `content` is {"columns", "rows"} or a text."""
+    """What goes up as a file of its own: `content` is {"columns", "rows"} of a table, the text of a page, or says where
+    a shipped file is."""
 
     key: str
     kind: str
@@ -89,7 +90,7 @@ def plan(batch: Batch, last_steps: Mapping[str, int]) -> Plan:
             _take_facts(index, item, batch.run.created_ns, made)
         elif kind in (RecordKind.METRICS, RecordKind.GENERATIONS, RecordKind.TEXT):
             _take_row(index, item, made)
-        else:
+        elif kind is not RecordKind.FILE:  # wandb_files.py has those
             made.ignored[kind.name.lower()] += 1
     return made
 

@@ -172,6 +172,14 @@ class WandbRun:
         told = [[number, {}, media_of(row)] for number, row in rows]
         return set(self._call("attach", CALL_S + 2 * len(rows), rows=told))
 
+    def put_file(self, key: str, content: dict[str, Any], timeout_s: float) -> str:
+        """How far a shipped file has come: "pending" or "committed". Begins with it when it is new to the child."""
+        return str(self._call("put_file", timeout_s, key=key, content=content))
+
+    def ask_server(self) -> None:
+        """Raise RefusedError when the server cannot be asked about the run at the moment."""
+        self._api.run(self._wish.address)
+
     def confirm(self, sent: Sent) -> None:
         """Return when the server shows what was sent. Raises RefusedError after CONFIRM_S; may be called again."""
         deadline_s = time.monotonic() + CONFIRM_S

@@ -78,7 +78,7 @@ def _where(run: RunInfo, settings: Mapping[str, Any], address: RunAddress) -> di
         "tags": [tags] if isinstance(tags, str) else tags,
         "resume": None if is_offline else "allow",
         "mode": "offline" if is_offline else "online",
-        "dir": os.path.abspath(str(settings.get("dir") or os.environ.get("WANDB_DIR") or ".")) if is_offline else None,
+        "dir": offline_dir(settings) if is_offline else None,
     }
 
 
@@ -107,6 +107,11 @@ def _sdk_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def base_url(settings: Mapping[str, Any]) -> str:
     """The server that counts."""
     return str(settings.get("base_url") or os.environ.get("WANDB_BASE_URL") or DEFAULT_URL).rstrip("/")
+
+
+def offline_dir(settings: Mapping[str, Any]) -> str:
+    """Where the `wandb` folder of runs without a server is."""
+    return os.path.abspath(str(settings.get("dir") or os.environ.get("WANDB_DIR") or "."))
 
 
 def project_name(project: str) -> str:

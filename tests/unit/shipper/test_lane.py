@@ -593,6 +593,24 @@ def test_runs_that_hang_do_not_starve_the_others_over_a_restart(make: MakeBench)
     assert not any(run.hangs for run in bench.lane.runs.values())
 
 
+def test_an_upload_that_moves_is_not_hung_however_long_it_takes(make: MakeBench) -> None:
+    release = threading.Event()
+    bench = make(Tracker(lambda _batch: Delivered() if release.wait(RELEASE_S) else Retry("too late")))
+    bench.log(bench.stream(), 1)
+    bench.start_upload()
+    (run,) = bench.lane.runs.values()
+    limit_s = ScriptedBackend.limits.upload_s_max
+    try:
+        for _ in range(3):
+            bench.now_s += limit_s + 1
+            run.backend.busy_until_s = bench.now_s + 1  # some bytes went out
+            bench.lane.tick(bench.now_s)
+        with pytest.raises(HungUploadError):
+            bench.lane.tick(bench.now_s + 2)
+    finally:
+        release.set()
+
+
 def test_a_closing_lane_commits_what_comes_back_in_time(make: MakeBench) -> None:
     bench = make()
     bench.log(bench.stream(), 3)

@@ -23,6 +23,7 @@ from typing import Any
 import msgpack
 
 from verl_shipper_client import device, generations, identity, process_exit
+from verl_shipper_client.beginning import body_of_start, header_of
 from verl_shipper_client.complaints import Complaints
 from verl_shipper_client.held import HELD_S_MAX, Unfinished
 from verl_shipper_client.packing import body_of, early_step, pack_apart, pack_slowly
@@ -32,10 +33,8 @@ from verl_shipper_client.streams import METRICS_CLASS, Streams
 from verl_shipper_client.values import STEP_MAX, cut_text, plain, to_plain, whole_step
 from verl_shipper_spool.file_parts import FILE, parts_of
 from verl_shipper_spool.frame import PAYLOAD_BYTES_MAX
-from verl_shipper_spool.header import SCALARS, StreamHeader, new_id, this_process
 from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, socket_address, spool_dir
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
-from verl_shipper_spool.redact import redact
 from verl_shipper_spool.writer import StreamWriter
 
 DEVICE_LOOK_S = 0.002  # how often a call that waits for a device asks it
@@ -274,33 +273,15 @@ class Client:
         """Make this process's streams; the first record of a run is its start."""
         folder = spool_dir(self._spool_argument)
         address = self._daemon_address(folder)
-        process = this_process()
-        header = StreamHeader(
-            stream_id=new_id(),
-            writer_id=new_id(),
-            stream_class=SCALARS,
-            run_id=self.run_id,
-            project=self.project,
-            experiment=self.experiment,
-            rank=self.rank,
-            world=self.world,
-            created_ns=time.time_ns(),
-            forked=not self._is_head,
-            process=process,
-        )
+        names = self.project, self.experiment
+        header = header_of(self.run_id, names, self.rank, self.world, is_head=self._is_head)
         streams = Streams(folder, header, self._complaints)
         if self._streams is not None:
             return self._streams  # a signal handler logged meanwhile and has done all this
         self._address, self._streams = address, streams
         device.prepare()
         if self._is_head or self._config is not None:
-            config = redact(plain(self._config))
-            if not isinstance(config, dict):
-                config = {} if config is None else {"config": config}
-            body: dict[str, Any] = {"project": self.project, "experiment": self.experiment, "config": config}
-            body |= {"node": process.node, "rank": self.rank, "world": self.world}
-            # What a helper of the run says of itself is no beginning of the run.
-            self._append(RecordKind.RUN_START, None, body if self._is_head else body | {"forked": True})
+            self._append(RecordKind.RUN_START, None, body_of_start(header, self._config))
         return streams
 
     def _daemon_address(self, folder: str) -> str:

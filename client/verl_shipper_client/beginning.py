@@ -35,7 +35,7 @@ def body_of_start(header: StreamHeader, config: Any) -> dict[str, Any]:
     shown = redact(plain(config))
     if not isinstance(shown, dict):
         shown = {} if shown is None else {"config": shown}
-    body = {"project": header.project, "experiment": header.experiment, "config": shown}
+    body: dict[str, Any] = {"project": header.project, "experiment": header.experiment, "config": shown}
     body |= {"node": header.process.node, "rank": header.rank, "world": header.world}
     # What a helper of the run says of itself is no beginning of the run.
     return body | {"forked": True} if header.forked else body

@@ -117,8 +117,9 @@ def test_all_that_is_no_span_is_delivered_counted_and_never_sent(server: ServerP
         metrics(2, {"a": 1.0, "b": {"c": 2}, "t": "text"}),
         item(RecordKind.GENERATIONS, {"columns": [], "rows": []}, ordinal=3),
         item(RecordKind.TEXT, {"a": "b"}, ordinal=4),
-        item(RecordKind.FILE, {"path": "x"}, ordinal=5),
-        item(RecordKind.RUN_FINISH, {"exit_code": 0}, ordinal=6, step=None),
+        item(RecordKind.FILE, {"offset": 0}, ordinal=5),  # a part, and the last one
+        item(RecordKind.FILE, {"offset": 1, "size": 2, "sha256": b""}, ordinal=6),
+        item(RecordKind.RUN_FINISH, {"exit_code": 0}, ordinal=7, step=None),
     ]
 
     assert upload(server, *others) == Delivered(ignored={"metrics": 3, "generations": 1, "text": 1, "file": 1})

@@ -67,12 +67,8 @@ class ShipperLogger(*_bases()):  # type: ignore[misc]
         prefix: str = "",
     ) -> None:
         super().__init__()
-        self._arguments: dict[str, Any] = {
-            "project": project,
-            "experiment": experiment,
-            "run_id": run_id,
-            "config": config,
-        }
+        self._arguments: dict[str, Any] = {"project": project, "experiment": experiment, "run_id": run_id}
+        self._config = config
         self._client = client
         self._is_ours = client is None
         self._save_dir = None if save_dir is None else os.fspath(save_dir)
@@ -84,7 +80,7 @@ class ShipperLogger(*_bases()):  # type: ignore[misc]
         if rank_zero_only.rank != 0:
             return _Nothing()
         if self._client is None:
-            self._client = LateClient(**self._arguments)
+            self._client = LateClient(**self._arguments, config=self._config)
         return self._client
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from verl_shipper_client import identity, launcher
@@ -60,7 +61,8 @@ def place() -> Place:
     if group is None or not (group.is_available() and group.is_initialized()):
         return told
     rank, world = int(group.get_rank()), int(group.get_world_size())
-    return told if (told.rank, told.world) == (rank, world) else Place(rank=rank, world=world)
+    # Ranks may be numbered anew; of another size, the group is not what the launcher has started.
+    return replace(told, rank=rank) if told.world == world else Place(rank=rank, world=world)
 
 
 def _agreed_id(found: Place, names: tuple[str, str]) -> str:

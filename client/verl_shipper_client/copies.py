@@ -21,6 +21,8 @@ from verl_shipper_spool.location import spool_dir
 # project, experiment, run id, rank, world, spool, socket: all that travels.
 Key: TypeAlias = tuple[str, str, str, int, int, "str | None", "str | None"]
 
+EXIT_S = 0.1
+
 _originals: weakref.WeakValueDictionary[Key, Client] = weakref.WeakValueDictionary()
 _helpers: dict[Key, Client] = {}
 
@@ -34,6 +36,11 @@ class Helper(Client):
         project, experiment, run_id, rank, world, spool, socket = key
         super().__init__(project, experiment, None, run_id, rank, spool, socket, head=False, world=world)
         self._config = None  # as in a fork child: who has begun the run has told it
+
+    def _at_exit(self) -> None:
+        """A DataLoader waits for its workers at the end of an epoch; the spool keeps what no daemon has taken yet."""
+        if not self._finished and self._scalars is not None:
+            self.finish(timeout_s=EXIT_S)
 
 
 def pickled(client: Client, spool: str | os.PathLike[str] | None, socket: str | None) -> tuple[Any, ...]:

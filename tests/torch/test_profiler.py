@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from unit.client.spooled import bodies
 from verl_shipper_client import Client
 from verl_shipper_client.torch import memory_snapshot, profiler_handler
 from verl_shipper_spool.record import RecordKind
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+torch = pytest.importorskip("torch")  # the file is read where there is none, too, to be left out
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(120),
+    # torch's own; as an error in the middle of a cycle it ends in a segmentation fault of torch.
+    pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning"),
+]
 NODE = os.uname().nodename
 
 
@@ -37,6 +41,11 @@ def client(spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     made = Client("p", "e", rank=3, world=4, spool_dir=spool)
     yield made
     made.finish(timeout_s=0)
+
+
+def _left(tmp_path: Path) -> list[str]:
+    """What of ours is among the temporary files; torch leaves some of its own."""
+    return [name for name in os.listdir(tmp_path / "tmp") if name.startswith("verl-shipper")]
 
 
 def _files(spool: Path) -> dict[str, bytes]:
@@ -55,14 +64,14 @@ def _files(spool: Path) -> dict[str, bytes]:
 
 def _train(steps: int, **arguments: Any) -> None:
     model = torch.nn.Linear(8, 8)
-    with profile(activities=[ProfilerActivity.CPU], **arguments) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **arguments) as profiler:
         for _ in range(steps):
             model(torch.ones(2, 8)).sum().backward()
             profiler.step()
 
 
 def test_each_cycle_of_a_schedule_becomes_a_file_under_its_step(client: Client, spool: Path, tmp_path: Path) -> None:
-    plan = schedule(wait=1, warmup=1, active=2, repeat=2)
+    plan = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
 
     _train(10, schedule=plan, on_trace_ready=profiler_handler(client))
 
@@ -73,7 +82,7 @@ def test_each_cycle_of_a_schedule_becomes_a_file_under_its_step(client: Client, 
         assert any("aten::" in str(event.get("name")) for event in trace["traceEvents"])
     steps = {record["purpose"] for record in bodies(spool, RecordKind.FILE)}
     assert steps == {"profile"}
-    assert os.listdir(tmp_path / "tmp") == []
+    assert _left(tmp_path) == []
     assert client.errors == 0
 
 
@@ -119,7 +128,7 @@ def test_a_trace_that_fails_is_counted_and_leaves_nothing(
 
     assert client.errors == 1
     assert _files(spool) == {}
-    assert os.listdir(tmp_path / "tmp") == []
+    assert _left(tmp_path) == []
     assert "profiler_handler failed" in capfd.readouterr().err
 
 
@@ -137,7 +146,7 @@ def test_a_snapshot_of_memory_becomes_a_file(
     files = _files(spool)
     assert set(files) == {f"memory/{NODE}.rank3.step5.pickle.gz", f"memory/after.{NODE}.rank3.pickle.gz"}
     assert all(pickle.loads(gzip.decompress(content)) == {"segments": []} for content in files.values())
-    assert os.listdir(tmp_path / "tmp") == []
+    assert _left(tmp_path) == []
 
 
 def test_a_snapshot_without_a_gpu_is_counted_and_raises_nothing(client: Client) -> None:

@@ -46,19 +46,20 @@ class ShipperCallback(TrainerCallback):  # type: ignore[misc]
         client: Client | None = None,
     ) -> None:
         self.client = client
-        self._project, self._experiment, self._run_id, self._config = project, experiment, run_id, config
+        self._project, self._experiment, self._run_id = project, experiment, run_id
+        self._config = dict(config) if isinstance(config, Mapping) else {"config": config} if config else {}
         self._is_ours = client is None
-        self._trial: str | None = None
+        self._trials = 0
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_: Any) -> None:
         if state.is_world_process_zero:
-            safely(lambda: self._begin(args, state, model))
+            self._begin(args, state, model)
 
     def on_log(self, args: Any, state: Any, _control: Any, logs: Any = None, model: Any = None, **_: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
         if self.client is None:  # an evaluation without a training
-            safely(lambda: self._begin(args, state, model))
+            self._begin(args, state, model)
         if self.client is not None:
             self.client.log({_named(str(key)): value for key, value in logs.items()}, step=state.global_step)
 
@@ -67,22 +68,18 @@ class ShipperCallback(TrainerCallback):  # type: ignore[misc]
             self.client.finish(exit_code=0, timeout_s=FINISH_S)
 
     def _begin(self, args: Any, state: Any, model: Any) -> None:
-        trial = str(state.trial_name) if getattr(state, "is_hyper_param_search", False) else None
-        if self.client is not None and (not self._is_ours or trial == self._trial):
-            return
-        self._trial = trial
-        if self.client is not None:
-            self.client.finish(exit_code=0, timeout_s=FINISH_S)
-        run_name = safely(lambda: args.run_name) or None
-        experiment = identity.experiment_or_none(self._experiment) or run_name
-        if trial is not None:
+        is_search = getattr(state, "is_hyper_param_search", False)
+        if self.client is not None and not (self._is_ours and is_search):
+            return  # a training that goes on
+        experiment = identity.experiment_or_none(self._experiment) or identity.name(getattr(args, "run_name", None))
+        run_id = self._run_id
+        if is_search:
+            self._trials += 1
+            trial = identity.name(state.trial_name) or f"trial-{self._trials}"
             experiment = f"{experiment}-{trial}" if experiment else trial
-        self.client = DistributedClient(
-            self._project,
-            experiment,
-            config={**_config_of(args, model), **(self._config or {})},
-            run_id=self._run_id if trial is None else f"{self._run_id}-{trial}" if self._run_id else None,
-        )
+            run_id = f"{run_id}-{trial}" if run_id else None
+        config = {**_config_of(args, model), **self._config}
+        self.client = DistributedClient(self._project, experiment, config, run_id)
 
 
 def _config_of(args: Any, model: Any) -> dict[str, Any]:
@@ -92,7 +89,7 @@ def _config_of(args: Any, model: Any) -> dict[str, Any]:
         "peft": lambda: {name: adapter.to_dict() for name, adapter in model.peft_config.items()},
     }
     found = {name: value for name, part in parts.items() if (value := safely(part))}
-    return {**(safely(args.to_sanitized_dict) or {}), **found}
+    return {**(safely(lambda: dict(args.to_sanitized_dict())) or {}), **found}
 
 
 def _named(key: str) -> str:

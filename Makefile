@@ -15,12 +15,12 @@ demo: $(VENV)/demo.done
 	$(BIN)/verl-shipper demo --out demo-out
 
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest -m "not alone and not verl" -n 4 --dist worksteal
-	$(BIN)/python -m pytest -m "alone and not verl"
+	$(BIN)/python -m pytest -m "not alone and not verl and not torch" -n 4 --dist worksteal
+	$(BIN)/python -m pytest -m "alone and not verl and not torch"
 
 # Real verl, Ray and torch on the CPU: an environment of its own, 2 GB, and Chromium for the pages of MLflow.
 test-verl: $(VERL_VENV)/test.done
-	$(VERL_VENV)/bin/python -m pytest -m verl tests/verl
+	$(VERL_VENV)/bin/python -m pytest -m "verl or torch" $(wildcard tests/verl tests/torch tests/gpu tests/field)
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

@@ -56,6 +56,8 @@ class Client:
     rollout worker does). As a context manager it finishes with exit code 0, or 1 when an exception passes.
     """
 
+    _starts_at_once = True  # else with its first record
+
     def __init__(
         self,
         project: str | None = None,
@@ -84,7 +86,8 @@ class Client:
         self._socket_argument = socket
         self._generation_calls = generations.CallCounter()
         self._reset()
-        self._complaints.guard("start", self._start)
+        if self._starts_at_once:
+            self._complaints.guard("start", self._start)
         process_exit.watch()
         _living.add(self)
 
@@ -259,6 +262,12 @@ class Client:
     ) -> None:
         code = process_exit.as_code(error.code) if isinstance(error, SystemExit) else int(kind is not None)
         self.finish(exit_code=code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is this very client; in another process it is a helper of the same run."""
+        from verl_shipper_client import copies
+
+        return copies.pickled(self, self._spool_argument, self._socket_argument)
 
     def _reset(self) -> None:
         """Fresh per-process state: at construction, and in a fork child."""

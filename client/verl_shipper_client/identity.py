@@ -3,23 +3,24 @@
     project  argument → VERL_PROJECT → none: the daemon's configuration names it, else "default"
     experiment   argument → VERL_EXPERIMENT → the same
     run id   argument → VERL_SHIPPER_RUN_ID → a fresh one
-    rank     argument → RANK (torchrun) → SLURM_PROCID → OMPI_COMM_WORLD_RANK → PMI_RANK → 0
-    world    argument → WORLD_SIZE → SLURM_NTASKS → OMPI_COMM_WORLD_SIZE → PMI_SIZE → 1
+    rank     argument → the launcher's (launcher.py) → 0
+    world    argument → the launcher's → 1
 
 Must not know: sockets, spools. Never raises: a variable that is no number is no answer.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
+from collections.abc import Iterable
 
+from verl_shipper_client import launcher
 from verl_shipper_client.values import clean_text
 from verl_shipper_spool.location import EXPERIMENT_VARIABLE, PROJECT_VARIABLE, RUN_ID_VARIABLE
 
-RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-RANK_MAX = 2**31 - 1
+RUN_ID_BYTES = 8
 NAME_CHARS_MAX = 500  # MLflow's limit for an experiment name, the tightest of the trackers
 
 
@@ -32,19 +33,30 @@ def experiment_or_none(given: object) -> str:
     return name(given) or name(os.environ.get(EXPERIMENT_VARIABLE))
 
 
+def run_id_or_none(given: object) -> str:
+    """The run's id where somebody has said it; empty when nobody has."""
+    return name(given) or name(os.environ.get(RUN_ID_VARIABLE))
+
+
 def run_id_or_new(given: object) -> str:
     """The run's id; a fresh one is 16 hexadecimal digits."""
-    return name(given) or name(os.environ.get(RUN_ID_VARIABLE)) or uuid.uuid4().hex[:16]
+    return run_id_or_none(given) or uuid.uuid4().hex[: 2 * RUN_ID_BYTES]
+
+
+def run_id_of(facts: Iterable[str]) -> str:
+    """The run id that everybody finds who knows the same facts."""
+    text = "\n".join(facts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=RUN_ID_BYTES).hexdigest()
 
 
 def rank_or_detect(given: object) -> int:
-    number = _number(given)
-    return number if number is not None else _first(RANK_VARIABLES, 0)
+    found = launcher.number(given)
+    return found if found is not None else launcher.detect().rank
 
 
 def world_or_detect(given: object) -> int:
-    number = _number(given)
-    return number if number is not None else _first(WORLD_VARIABLES, 1)
+    found = launcher.number(given)
+    return found if found is not None else launcher.detect().world
 
 
 def name(given: object) -> str:
@@ -53,19 +65,3 @@ def name(given: object) -> str:
         return "" if given is None else clean_text(str(given))[:NAME_CHARS_MAX].strip()
     except Exception:  # noqa: BLE001 - an object that cannot tell its text has no name
         return ""
-
-
-def _first(variables: tuple[str, ...], default: int) -> int:
-    for variable in variables:
-        number = _number(os.environ.get(variable))
-        if number is not None:
-            return number
-    return default
-
-
-def _number(text: object) -> int | None:
-    try:
-        number = int(text)  # type: ignore[call-overload]
-        return int(number) if 0 <= number <= RANK_MAX else None
-    except Exception:  # noqa: BLE001 - any object may be given
-        return None

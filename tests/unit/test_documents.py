@@ -37,7 +37,7 @@ from verl_shipper.policy import delivery
 from verl_shipper.schema import Key, Node, accept
 from verl_shipper.show import record_lines, status_table, stream_folders
 from verl_shipper.status import Account, Report, RunName
-from verl_shipper_client import identity, link
+from verl_shipper_client import launcher, link
 from verl_shipper_spool import location, wire
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_the_readme_lists_every_exit_code() -> None:
 
 def test_environment_variables_are_those_of_the_code() -> None:
     ours = {value for name, value in vars(location).items() if name.endswith("_VARIABLE")}
-    ranks = {*identity.RANK_VARIABLES, *identity.WORLD_VARIABLES}
+    ranks = {*launcher.RANK_VARIABLES, *launcher.WORLD_VARIABLES}
     source = "".join(path.read_text(encoding="utf-8") for path in MODULES)
 
     for name in ("README.md", "docs/configuration.md"):

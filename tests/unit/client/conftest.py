@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from verl_shipper_client import Client
-from verl_shipper_client.identity import RANK_VARIABLES, WORLD_VARIABLES
+from verl_shipper_client.launcher import ROWS
 from verl_shipper_spool.location import RUN_ID_VARIABLE, SOCKET_VARIABLE, SPOOL_VARIABLE
 
 MakeClient: TypeAlias = Callable[..., Client]
@@ -18,7 +18,8 @@ MakeClient: TypeAlias = Callable[..., Client]
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No launcher, no shipper variables, and a home that is nobody's."""
-    for name in (*RANK_VARIABLES, *WORLD_VARIABLES, RUN_ID_VARIABLE, SOCKET_VARIABLE, SPOOL_VARIABLE):
+    launchers = [name for row in ROWS for name in (row.rank, *row.world, *row.local_world, *row.needs)]
+    for name in (*launchers, RUN_ID_VARIABLE, SOCKET_VARIABLE, SPOOL_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 

@@ -24,7 +24,7 @@ from verl_shipper.ingest import Ingest, IngestRefusedError
 from verl_shipper.liveness import Life, judge, silent_s
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.files import RealFiles
-from verl_shipper_spool.header import HEADER_NAME, Process, StreamHeader, decode_header, this_process
+from verl_shipper_spool.header import ENDED_NAME, HEADER_NAME, Process, StreamHeader, decode_header, this_process
 from verl_shipper_spool.loss_journal import read_losses
 from verl_shipper_spool.reader import Damage, Frame, StreamReader
 from verl_shipper_spool.segment import RawReader, list_segments
@@ -60,6 +60,7 @@ class Adopt:
     ingest: Ingest
     roots: list[str]
     keep: bool = False
+    ended: bool = False  # a file in the folder may say that nobody will add to it, though its process lives
     patient: bool = True  # live writers may speak for themselves first; pointless where no socket is
     sources: dict[str, Source] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -223,6 +224,8 @@ class Adopt:
             self._done.add(stream_id)
 
     def _life(self, source: Source) -> Life:
+        if self.ended and os.path.exists(os.path.join(source.folder, ENDED_NAME)):
+            return Life.GONE
         return judge(source.header.process, self._here, silent_s(source.folder, time.time()))
 
     def _problem(self, key: str, text: str) -> None:

@@ -38,7 +38,10 @@ class Shown:
 
 def effective(config: Config) -> list[Shown]:
     """Everything that is in effect, section by section."""
-    return [_masked(shown) for shown in (*_top(config), *_collected(config), *_sampling(config), *_backends(config), *_trainer(config))]
+    return [
+        _masked(shown)
+        for shown in (*_top(config), *_collected(config), *_sampling(config), *_backends(config), *_trainer(config))
+    ]
 
 
 def lines_of(shown: Iterable[Shown]) -> Iterator[str]:

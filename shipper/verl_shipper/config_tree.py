@@ -95,7 +95,9 @@ class _Walk:
     known: set[str] = field(default_factory=set)  # all dotted names that could have been meant
 
     def whole(self, root: Node) -> None:
-        own = {key.path: key for key in (*TOP, *SYSTEM, RUN_MAY_CHOOSE)} | {f"sampling.{key.path}": key for key in SAMPLING}
+        own = {key.path: key for key in (*TOP, *SYSTEM, RUN_MAY_CHOOSE)} | {
+            f"sampling.{key.path}": key for key in SAMPLING
+        }
         trainer = {key.path: key for key in TRAINER} | {alias: _key_of(ours) for alias, ours in ALIASES.items()}
         self.known = {*own, *trainer, "backends", SECTION, *OWN_SECTIONS, *_sections_of(own)}
         backends = root.value.get("backends")

@@ -83,8 +83,8 @@ WATCH = (
     Key(
         "kind",
         Kind.CHOICE,
-        "what the files are: `generations` are dumps `{step}.jsonl`, `metrics` the `file` logger's lines, `file` traces "
-        "and snapshots; `auto` goes by each name",
+        "what the files are: `generations` are dumps `{step}.jsonl`, `metrics` the `file` logger's lines, `file` "
+        "traces and snapshots; `auto` goes by each name",
         "a name alone may mislead",
         "generations",
         default=AUTO,

@@ -4,8 +4,8 @@
              true of F after each of them
     settle   afterwards, or after a restart with the number of ordinals that S really got: F is as far as they tell
 
-A file is a row as long as its inode lives: renamed, it keeps its row; another file at its path gets another one. Content
-that was taken whole is known by a digest, whatever its name is by then.
+A file is a row as long as its inode lives: renamed, it keeps its row; another file at its path gets another one.
+Content that was taken whole is known by a digest, whatever its name is by then.
 
 A ledger that was damaged is quarantined (store.py) and begun anew: what lies in the folders is then taken once more.
 
@@ -49,7 +49,8 @@ CREATE INDEX IF NOT EXISTS files_by_state ON files (place, state);
 CREATE TABLE IF NOT EXISTS digests (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS calls (table_key BLOB PRIMARY KEY, call INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS intents (
-    stream_id TEXT NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, file_id INTEGER NOT NULL, after BLOB NOT NULL
+    stream_id TEXT NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, file_id INTEGER NOT NULL,
+    after BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS places (place TEXT PRIMARY KEY, began_ns INTEGER NOT NULL, is_whole INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS counts (place TEXT, what TEXT, count INTEGER NOT NULL, PRIMARY KEY (place, what));
@@ -65,7 +66,8 @@ class File:
 
     offset, head_bytes, head, mark, is_inside   of one that grows: how far it is read, how it is recognised, and whether
                                                 we are in the midst of a line that is too long
-    plan, part                                  of a table: its cut, and the next part
+    plan, part                                  of a table: its cut, and the next part; of one that grows: 1, once it
+                                                counts as taken
     run                                         [run_id, project, experiment, rank]; empty until it is decided
     """
 
@@ -213,7 +215,9 @@ class Ledger:
         """Durable before the first of these records is appended."""
         after = msgpack.packb([[mark.fields, mark.counts, mark.digest] for mark in marks])
         with self.batch():
-            self._db.execute("INSERT INTO intents VALUES (?, ?, ?, ?, ?)", (stream_id, first, len(marks), file.id, after))
+            self._db.execute(
+                "INSERT INTO intents VALUES (?, ?, ?, ?, ?)", (stream_id, first, len(marks), file.id, after)
+            )
 
     def intents(self) -> list[tuple[str, int, int, int, list[Mark]]]:
         """(stream, first ordinal, count, file, marks) of what may have been interrupted."""

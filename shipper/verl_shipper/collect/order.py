@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from verl_shipper.config_watch import WatchEntry
 
@@ -64,6 +63,14 @@ class CollectOrders:
         return "verl_shipper.collect.process"
 
     def line(self, _name: str, state_dir: str, _spool_dir: str, beat_fd: int, log_level: str) -> bytes:
-        values: dict[str, Any] = {"watch": list(self.watch), "system_interval_s": self.system_interval_s}
-        names = {"project": self.project, "experiment": self.experiment}
-        return CollectOrder(state_dir, beat_fd, log_level, **values, **names, ends=self.ends).to_line()
+        order = CollectOrder(
+            state_dir,
+            beat_fd,
+            log_level,
+            list(self.watch),
+            self.system_interval_s,
+            self.project,
+            self.experiment,
+            ends=self.ends,
+        )
+        return order.to_line()

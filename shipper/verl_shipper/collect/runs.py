@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from verl_shipper.collect.streams import Run
@@ -167,7 +166,7 @@ class Runs:
 
 def own_run_id(project: str, experiment: str, path: str) -> str:
     """Id of a run that only files tell of."""
-    text = "\0".join((project, experiment, path)).encode("utf-8", "surrogateescape")
+    text = f"{project}\0{experiment}\0{path}".encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
@@ -178,8 +177,3 @@ def of_values(values: list[object]) -> Run:
             return Run(run_id, project, experiment, rank)
         case _:
             raise ValueError(f"not a run: {values!r:.80}")
-
-
-def writers_alive(processes: Iterator[Process], here: Process) -> bool:
-    """Whether one of these lives on this node."""
-    return any(judge(process, here, 0.0) is Life.ALIVE for process in dict.fromkeys(processes))

@@ -87,13 +87,17 @@ class Streams:
         writer = self._writer(run, kind, now_s)
         return writer.header.stream_id, writer.records
 
-    def append(self, run: Run, kind: RecordKind, step: int | None, time_ns: int, body: dict[str, Any]) -> bool:
-        pair = self._pairs[run]
-        payload = encode_record(Record(kind, next(pair.seq), step, time_ns, body))
-        return self._of(pair, kind).append(payload, KIND_NAME[kind])
+    def encode(self, run: Run, kind: RecordKind, step: int | None, time_ns: int, body: dict[str, Any]) -> bytes:
+        """A record as it will stand in the stream."""
+        pair = self._pairs.get(run) or self._begin(run, time.monotonic())
+        return encode_record(Record(kind, next(pair.seq), step, time_ns, body))
 
-    def payload_size(self, body: dict[str, Any]) -> int:
-        return len(encode_record(Record(RecordKind.GENERATIONS, 0, 0, 0, body)))
+    def size_of(self, body: dict[str, Any]) -> int:
+        """Of a record with this body."""
+        return len(encode_record(Record(RecordKind.GENERATIONS, 0, 0, time.time_ns(), body)))
+
+    def append(self, run: Run, kind: RecordKind, payload: bytes) -> bool:
+        return self._of(self._pairs[run], kind).append(payload, KIND_NAME[kind])
 
     def sync(self, run: Run, kind: RecordKind) -> None:
         self._of(self._pairs[run], kind).sync()
@@ -157,9 +161,14 @@ class Streams:
         )
         pair = _Pair(StreamWriter(self.folder, header), StreamWriter(self.folder, sibling(header, BULK)), now_s)
         self._pairs[run] = pair
-        body = {"project": run.project, "experiment": run.experiment, "config": {}, "node": self._process.node}
+        body: dict[str, Any] = {
+            "project": run.project,
+            "experiment": run.experiment,
+            "config": {},
+            "node": self._process.node,
+        }
         body |= {"rank": run.rank, "world": 1, "forked": True}
-        self.append(run, RecordKind.RUN_START, None, header.created_ns, body)
+        self.append(run, RecordKind.RUN_START, self.encode(run, RecordKind.RUN_START, None, header.created_ns, body))
         return pair
 
 

@@ -1,11 +1,11 @@
 """When a file on disk may be taken, and whether it is still the one we know. Pure decisions over observations.
 
     written whole (generations, traces)   when it stands still, or its successor has appeared
-    grows (metrics)                       at once, by complete lines; what we know of its beginning and of the bytes before
-                                          our place tells a file that grew from one that was written anew
+    grows (metrics)                       at once, by complete lines; what we know of its beginning, and of the bytes
+                                          before our place, tells whether it grew or was written anew
 
-The clocks are two: `now_s` never jumps and measures how long a file stands still; `wall_ns` is compared with what a file
-system says, which may be another machine's clock.
+The clocks are two: `now_s` never jumps and measures how long a file stands still; `wall_ns` is compared with what a
+file system says, which may be another machine's clock.
 
 Must not know: files, folders, records.
 """

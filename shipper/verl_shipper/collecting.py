@@ -75,10 +75,10 @@ class Collecting:
             return False
         return self.adopt.settled()
 
-    def settled_ns(self) -> int:
-        """Up to here, by the wall clock, what is watched is taken; 0 while something waits."""
+    def settled_ns(self) -> int | None:
+        """Up to here, by the wall clock, what is watched is taken; 0 while something waits. None: nothing is."""
         if self._wanted is None or not self._wanted.watch:
-            return time.time_ns()
+            return None
         child = self._child
         if child is None or not self.adopt.settled():
             return 0

@@ -152,7 +152,8 @@ def _follow(state_dir: str, pace: _Pace, on_turn: Callable[[status.Report], None
         while not told():
             report = status.report(state_dir)
             on_turn(report)
-            collected = report.daemon.get("collected_ns", began_ns) >= began_ns
+            collected_ns = report.daemon.get("collected_ns")
+            collected = collected_ns is None or collected_ns >= began_ns
             settled = report.daemon.get("settled", False) and collected and report.pending == 0
             if settled or pace.stalled(report):
                 return 0 if settled else EXIT_REMAINS

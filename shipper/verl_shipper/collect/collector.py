@@ -118,14 +118,15 @@ class Collector:
 
     def _take(self, now_s: float) -> bool:
         until_s = now_s + TURN_S
-        while time.monotonic() < until_s:
+        while True:
             if self._job is None:
                 self._job = self._next_job(now_s)
             if self._job is None:
                 return False
             if not self._go_on(self._job, now_s):
                 return False  # no room: the rest of the turn is for others
-        return True
+            if time.monotonic() >= until_s:
+                return True
 
     def _go_on(self, job: _Job, now_s: float) -> bool:
         place, path = job.place, job.path

@@ -33,7 +33,7 @@ FORGET_AT_ONCE = 10_000
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
-    id       INTEGER PRIMARY KEY,
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again: who takes a file may outlive its row
     path     BLOB,                  -- NULL: another file has its name now, and nobody knows under which it lives
     place    TEXT NOT NULL,         -- key of the entry
     kind     TEXT NOT NULL,
@@ -181,7 +181,7 @@ class Ledger:
         file.path, file.place = path, place
         with self.batch():
             self._db.execute("UPDATE files SET path = NULL WHERE path = ? AND id != ?", (os.fsencode(path), file.id))
-            self._put(file)
+            self._db.execute("UPDATE files SET path = ?, place = ? WHERE id = ?", (os.fsencode(path), place, file.id))
 
     def put(self, file: File, mark: Mark) -> None:
         """What became of a file without any record of it."""
@@ -260,10 +260,10 @@ class Ledger:
             self._db.execute("DELETE FROM digests WHERE id <= ?", ((made.lastrowid or 0) - DIGESTS_REMEMBERED_MAX,))
 
     def _put(self, file: File) -> None:
+        """All but its name and place: who takes a file for a while need not hear that it was renamed."""
         self._db.execute(
-            "UPDATE files SET path = ?, place = ?, kind = ?, identity = ?, size = ?, mtime_ns = ?, state = ?, more = ?"
-            " WHERE id = ?",
-            (*_values(file), file.id),
+            "UPDATE files SET kind = ?, identity = ?, size = ?, mtime_ns = ?, state = ?, more = ? WHERE id = ?",
+            (*_values(file)[2:], file.id),
         )
 
     def _count(self, place: str, counts: Mapping[str, int]) -> None:

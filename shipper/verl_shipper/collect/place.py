@@ -23,7 +23,7 @@ from verl_shipper.collect.walk import Found, walk
 from verl_shipper.collect.work import NotNowError, RefusedError
 from verl_shipper.config_watch import SKIP, WatchEntry
 from verl_shipper.policy.file_names import GENERATIONS, METRICS, dump_step
-from verl_shipper.policy.watching import Sighting, is_followed, sight, stands_still
+from verl_shipper.policy.watching import Seen, Sighting, is_followed, sight, stands_still
 
 FILES_PER_LOOK = 5000  # looked at in one go, about 50 ms; the next look goes on from there
 WAITING_MAX = 10_000  # files of an entry that are looked after at a time; the others come when these are taken
@@ -163,7 +163,7 @@ class Place:
     def _renamed(self, found: Found) -> File | None:
         """The row of a file that had another name: told by its inode, and by what cannot have changed meanwhile."""
         file = self.ledger.of_identity(found.seen.identity)
-        if file is None or file.kind != found.kind or (file.path is not None and os.path.lexists(file.path)):
+        if file is None or file.kind != found.kind or (file.path is not None and _is_at(file.path, found.seen)):
             return None
         same = found.seen.size >= file.offset if found.kind == METRICS else found.seen == file.seen
         if not same:
@@ -244,6 +244,15 @@ class Place:
         self.sightings.pop(path, None)
         self.founds.pop(path, None)
         self.refused.pop(path, None)
+
+
+def _is_at(path: str, seen: Seen) -> bool:
+    """Whether a file has this name, too."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (seen.device, seen.inode)
 
 
 def _order(path: str) -> tuple[str, int, str]:

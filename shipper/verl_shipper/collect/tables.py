@@ -48,11 +48,7 @@ def take_table(work: Work, entry: WatchEntry, file: File, found: Found) -> Itera
         raise RefusedError(TOO_LARGE)
     with opened(found) as fd:
         must_be(fd, found.seen)
-        if file.plan and Seen(*file.plan["seen"]) != found.seen:
-            counts = {CHANGED: 1} if file.part else {}
-            work.ledger.put(file, Mark({"plan": {}, "part": 0, "run": []}, counts))
-        if not file.plan:
-            file.run = []  # other content may be another run's
+        if not file.plan or Seen(*file.plan["seen"]) != found.seen:
             yield from _survey(work, entry, file, found, fd)
             if file.state == TAKEN:
                 return
@@ -121,18 +117,24 @@ def _survey(work: Work, entry: WatchEntry, file: File, found: Found, fd: int) ->
     made = _Cut()
     yield from made.read(fd, found.seen.size)
     must_be(fd, found.seen)
+    seen = [found.seen.device, found.seen.inode, found.seen.size, found.seen.mtime_ns]
+    if file.plan.get("content") == made.content.digest():  # written again in the midst of it: nothing new
+        work.ledger.put(file, Mark({"plan": {**file.plan, "seen": seen}}))
+        return
+    if file.plan:
+        work.ledger.put(file, Mark({"plan": {}, "part": 0}, {CHANGED: 1} if file.part else {}))
+    file.run = []  # other content may be another run's
     run = work.run_of(entry, file, found)
     steps = (dump_step(found.path.rpartition("/")[2]), step_in(found.inner), made.step)
     step = next((each for each in steps if each is not None), None)
     key = key_of(run.run_id, "table", entry.table_name, step, made.content.digest())
-    seen = [found.seen.device, found.seen.inode, found.seen.size, found.seen.mtime_ns]
     if not made.cuts or work.ledger.knows(key):
         work.ledger.put(file, Mark({"state": TAKEN, "seen": seen}, {"known": 1} if made.cuts else made.bad))
         return
     table_key = key_of(run.run_id, entry.table_name, step)
     call = work.ledger.next_call(table_key)
     file.plan = {"seen": seen, "columns": made.ordered(), "cuts": made.cuts, "bad": made.bad, "call": call}
-    file.plan |= {"step": step, "name": entry.table_name, "digest": key}
+    file.plan |= {"step": step, "name": entry.table_name, "digest": key, "content": made.content.digest()}
     file.part = 0
     work.ledger.put_plan(file, table_key, call)
 

@@ -70,7 +70,7 @@ def _fail(*_: Any, **__: Any) -> Any:
 CHORES: dict[str, str] = {
     "listen": "verl_shipper.daemon.Listener.poll",
     "settle": "verl_shipper.daemon.Ingest.settle",
-    "adopt": "verl_shipper.daemon.Adopt.look",
+    "adopt": "verl_shipper.daemon.Daemon._adopt",
     "lanes": "verl_shipper.daemon.Supervisor.watch",
     "reclaim": "verl_shipper.daemon.Ingest.reclaim",
     "mend": "verl_shipper.daemon.Listener.mend",

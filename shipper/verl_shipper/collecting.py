@@ -43,6 +43,8 @@ class Collecting:
         self._live_look_s = self._look_s = 0.0
         self._live_s = float("-inf")  # when a run was last seen to live here
         self._wanted: CollectOrders | None = None
+        self._was_done = False
+        self._heard_ns = 0
 
     def apply(self, config: Config) -> None:
         """From now on this configuration."""
@@ -56,8 +58,13 @@ class Collecting:
             self._decide(now_s)
         if self._supervisor.children:
             self._supervisor.watch(now_s)
-        if now_s >= self._look_s:
+        child = self._child
+        is_done = child is not None and child.done
+        if now_s >= self._look_s or is_done != self._was_done:
             self._look_s = now_s + LOOK_S
+            # What it says counts once we have looked behind it: its last streams may be new to us.
+            self._was_done = is_done
+            self._heard_ns = time.time_ns() if is_done else int(self._said().get("settled_ns", 0))
             if self.adopt.look(now_s):
                 self._look_s = now_s
 
@@ -71,7 +78,7 @@ class Collecting:
         if self._live_look_s == 0.0 and self._works:
             return False  # it was not even decided whether there is one
         child = self._child
-        if self._ends and child is not None and not child.done:
+        if self._ends and child is not None and not (child.done and self._was_done):
             return False
         return self.adopt.settled()
 
@@ -80,9 +87,9 @@ class Collecting:
         if self._wanted is None or not self._wanted.watch:
             return None
         child = self._child
-        if child is None or not self.adopt.settled():
+        if child is None or not self.adopt.settled():  # not started yet, or its last bytes are under way
             return 0
-        return time.time_ns() if child.done else int(self._said().get("settled_ns", 0))
+        return self._heard_ns
 
     def problems(self) -> set[str]:
         found = {*self.adopt.problems.values(), *self._supervisor.troubles()}

@@ -61,8 +61,8 @@ class Watch:
         from watchdog.observers import Observer
 
         self._handlers = self._made_handlers()
-        observer = Observer()
         try:
+            observer = Observer()
             observer.start()
         except (OSError, RuntimeError) as error:
             self._tell(error)

@@ -27,7 +27,7 @@ from verl_shipper.policy.watching import Seen, Sighting, is_followed, sight, sta
 
 FILES_PER_LOOK = 5000  # looked at in one go, about 50 ms; the next look goes on from there
 WAITING_MAX = 10_000  # files of an entry that are looked after at a time; the others come when these are taken
-COST_SHARE = 0.015  # of a core, for looking at what does not change
+COST_SHARE = 0.01  # of a core, for looking at what does not change
 PAUSE_S_MAX = 300.0
 REFUSED_PAUSE_S = 30.0
 HASTE_S = 0.25  # after an event, so soon at the earliest

@@ -64,7 +64,7 @@ class Collecting:
             self._look_s = now_s + LOOK_S
             # What it says counts once we have looked behind it: its last streams may be new to us.
             self._was_done = is_done
-            self._heard_ns = time.time_ns() if is_done else int(self._said().get("settled_ns", 0))
+            self._heard_ns = time.monotonic_ns() if is_done else int(self._said().get("settled_ns", 0))
             if self.adopt.look(now_s):
                 self._look_s = now_s
 
@@ -83,7 +83,8 @@ class Collecting:
         return self.adopt.settled()
 
     def settled_ns(self) -> int | None:
-        """Up to here, by the wall clock, what is watched is taken; 0 while something waits. None: nothing is."""
+        """Up to here, by the clock that all processes of a machine share, what is watched is taken; 0 while something
+        waits. None: nothing is watched."""
         if self._wanted is None or not self._wanted.watch:
             return None
         child = self._child

@@ -30,7 +30,7 @@ from verl_shipper.config_keys import (
     SAMPLING,
     TRACE,
 )
-from verl_shipper.config_watch import SECTION, SYSTEM_INTERVAL_S, WatchEntry, entry_of
+from verl_shipper.config_watch import SECTION, SYSTEM_INTERVAL_S, WatchEntry, entry_of, is_within
 from verl_shipper.errors import ConfigError
 from verl_shipper.policy.wishes import MAY_CHOOSE
 from verl_shipper.schema import Node, accept, node_of
@@ -260,6 +260,8 @@ def _config(root: Node, gathered: Any, chosen: Sequence[str], source: str) -> Co
         name: given(f"trainer.{name}_name") or _from_environment(f"trainer.{name}_name", variable, origins)
         for name, variable in (("project", PROJECT_VARIABLE), ("experiment", EXPERIMENT_VARIABLE))
     }
+    watch = _watched(gathered, origins)
+    _no_circle(gathered, watch, backends)
     may = given("sampling.run_may_choose")
     quota = given("node_quota_bytes")
     samples = given("system_metrics.enabled")
@@ -276,7 +278,7 @@ def _config(root: Node, gathered: Any, chosen: Sequence[str], source: str) -> Co
         run_may_choose=MAY_CHOOSE if may is None else tuple(may),
         project=named["project"],
         experiment=named["experiment"],
-        watch=_watched(gathered, origins),
+        watch=watch,
         system_metrics=True if samples is None else samples,
         system_interval_s=given("system_metrics.interval_s") or SYSTEM_INTERVAL_S,
         origins=origins,
@@ -294,6 +296,16 @@ def _watched(gathered: Any, origins: dict[str, str]) -> tuple[WatchEntry, ...]:
             values.setdefault(section, {})[key] = best.value
             origins.setdefault(SECTION, best.origin)
     return tuple(entry_of(each) for each in values.values() if "path" in each)
+
+
+def _no_circle(gathered: Any, watch: Sequence[WatchEntry], backends: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the backend `file` writes must not be collected: that would never end."""
+    given = backends.get("file", {}).get("dir")
+    for entry in watch:
+        if isinstance(given, str) and given and is_within(entry, os.path.abspath(os.path.expanduser(given))):
+            origin = gathered.best("backends.file.dir").origin
+            what = f"the backend file writes to {given}, which is watched ({entry.path})"
+            gathered.wrong(what, origin, "backends.file.dir", "choose another folder, or watch only a part")
 
 
 def _traces_only(gathered: Any, chosen: Sequence[str]) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ Must not know: what is in the folders.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -28,6 +29,7 @@ VALIDATION = "validation"  # the table without a name: what a trainer's own vali
 STABLE_S = 5.0
 POLL_S = 2.0
 SYSTEM_INTERVAL_S = 15.0
+_MAGIC = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,22 @@ class WatchEntry:
 def entry_of(values: Mapping[str, Any]) -> WatchEntry:
     """An entry of checked values. Relative paths are the daemon's."""
     return WatchEntry(**{**values, "path": os.path.abspath(os.path.expanduser(values["path"]))})
+
+
+def is_within(entry: WatchEntry, folder: str) -> bool:
+    """Whether files in folders below `folder` may be files of an entry."""
+    base, pattern = base_of(entry.path)
+    reaches_down = entry.recursive or len(pattern) > 1
+    return f"{base}/".startswith(f"{folder}/") or (reaches_down and f"{folder}/".startswith(f"{base}/"))
+
+
+def base_of(path: str) -> tuple[str, list[str]]:
+    """The folder that a path names without a pattern, and the pattern below it."""
+    parts = path.split("/")
+    for index, part in enumerate(parts):
+        if _MAGIC.search(part):
+            return "/".join(parts[:index]) or "/", [each for each in parts[index:] if each]
+    return path, []
 
 
 WATCH = (

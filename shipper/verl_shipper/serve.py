@@ -147,7 +147,7 @@ class _Pace:
 
 def _follow(state_dir: str, pace: _Pace, on_turn: Callable[[status.Report], None]) -> int:
     """A daemon is at work on it already: look on until it is done, with what lies in its watched folders by now."""
-    began_ns = time.time_ns()
+    began_ns = time.monotonic_ns()
     with _told_to_end() as told:
         while not told():
             report = status.report(state_dir)

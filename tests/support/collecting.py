@@ -63,7 +63,7 @@ class Collected:
     def settle(self) -> None:
         """Turn until everything that is there now is taken."""
         collector = self.collector or self.start()
-        began_ns = time.time_ns()
+        began_ns = time.monotonic_ns()
         self.until(lambda: collector.settled_ns >= began_ns, "everything is taken")
 
     def until(self, condition: Callable[[], object], what: str) -> None:

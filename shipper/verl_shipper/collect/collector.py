@@ -26,9 +26,9 @@ from verl_shipper.collect.runs import Runs
 from verl_shipper.collect.sampling import Sampler
 from verl_shipper.collect.streams import Run, Streams
 from verl_shipper.collect.tables import take_table
-from verl_shipper.collect.walk import base_of
 from verl_shipper.collect.wholes import take_whole
 from verl_shipper.collect.work import NotNowError, RefusedError, Work
+from verl_shipper.config_watch import base_of
 from verl_shipper.policy.file_names import GENERATIONS, METRICS
 from verl_shipper.watch import Watch
 from verl_shipper_spool.record import RecordKind
@@ -53,7 +53,7 @@ class _Job:
 
 
 class Collector:
-    """`settled_ns`: up to here, by the wall clock, everything is taken; 0 while something waits."""
+    """`settled_ns`: up to here, by the clock that never jumps, everything is taken; 0 while something waits."""
 
     def __init__(self, order: CollectOrder) -> None:
         self._order = order
@@ -95,7 +95,7 @@ class Collector:
     def settled_ns(self) -> int:
         if self._job is not None:
             return 0
-        return min((0 if place.ready else place.settled_ns for place in self._places), default=time.time_ns())
+        return min((0 if place.ready else place.settled_ns for place in self._places), default=time.monotonic_ns())
 
     def problems(self) -> list[str]:
         found = [problem for place in self._places for problem in place.problems.values()]

@@ -48,7 +48,7 @@ class Place:
     refused: dict[str, tuple[str, float]] = field(default_factory=dict)  # reason, and when to try again
     problems: dict[str, str] = field(default_factory=dict)
     ready: deque[str] = field(default_factory=deque)
-    settled_ns: int = 0  # up to here, by the wall clock, all that was there is taken
+    settled_ns: int = 0  # up to here, by the clock that all processes of a machine share, everything is taken
     next_look_s: float = 0.0
     passes: int = 0
     _walk: Iterator[Found | None] | None = None
@@ -128,7 +128,7 @@ class Place:
         self._walk = walk(self.entry, self._tell)
         self._passed, self._latest, self._new_problems = set(), {}, {}
         self._adrift = {file.id for file in self.ledger.adrift(self.entry.key)}
-        self._began_s, self._began_ns, self._cost_s, self._has_more = now_s, time.time_ns(), 0.0, False
+        self._began_s, self._began_ns, self._cost_s, self._has_more = now_s, time.monotonic_ns(), 0.0, False
 
     def _consider(self, found: Found, now_s: float) -> None:
         if found.kind == GENERATIONS:

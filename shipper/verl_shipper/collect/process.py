@@ -63,7 +63,7 @@ def _run(order: CollectOrder) -> int:
 
 def _turn(collector: Collector, order: CollectOrder) -> None:
     beat_at_s = 0.0
-    began_ns = time.time_ns()
+    began_ns = time.monotonic_ns()
     while True:
         is_busy = collector.turn()
         now_s = time.monotonic()

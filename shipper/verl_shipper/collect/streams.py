@@ -24,7 +24,7 @@ from verl_shipper_spool.record import KIND_NAME, Record, RecordKind, encode_reco
 from verl_shipper_spool.segment import list_segments
 from verl_shipper_spool.writer import StreamWriter
 
-PAIRS_MAX = 64  # open at a time; the one that was idle for longest ends
+PAIRS_MAX = 32  # open at a time, with segments of 8 MiB; the one that was idle for longest ends
 BYTES_MAX = 1024**3  # on disk that the daemon has not taken; beyond, files wait where they are
 RESERVE_BYTES = 64 * 1024**2  # of the disk, left free: a record that finds no room would count as dropped
 _BULK_KINDS = (RecordKind.GENERATIONS, RecordKind.SPAN, RecordKind.FILE)

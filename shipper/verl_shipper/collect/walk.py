@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from verl_shipper.config_watch import WatchEntry
+from verl_shipper.config_watch import WatchEntry, base_of
 from verl_shipper.policy.file_names import kind_of
 from verl_shipper.policy.watching import Seen
 
 DEPTH_MAX = 32  # folders below the entry's own
 ANY_DEPTH = "**"
-_MAGIC = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +35,6 @@ class Found:
     inner: str
     kind: str
     seen: Seen
-
-
-def base_of(path: str) -> tuple[str, list[str]]:
-    """The folder that a path names without a pattern, and the pattern below it."""
-    parts = path.split("/")
-    for index, part in enumerate(parts):
-        if _MAGIC.search(part):
-            return "/".join(parts[:index]) or "/", [each for each in parts[index:] if each]
-    return path, []
 
 
 def walk(entry: WatchEntry, tell: Callable[[str, OSError], None]) -> Iterator[Found | None]:

@@ -10,7 +10,6 @@ Must not know: disks.
 
 from __future__ import annotations
 
-import os
 import re
 
 from verl_shipper_spool.file_parts import FILE, MEMORY, PROFILE
@@ -50,7 +49,7 @@ def dump_step(name: str) -> int | None:
 
 def step_in(path: str) -> int | None:
     """Step that a relative path tells, the file's name before its folders."""
-    for part in reversed(path.split(os.sep)):
+    for part in reversed(path.split("/")):
         match = _STEP.search(part)
         if match:
             return _bounded(match[1])
@@ -71,8 +70,8 @@ def is_plain_json(name: str) -> bool:
 
 def names_in(path: str) -> tuple[str, str]:
     """Project and experiment of a `file` logger's path."""
-    folder, name = os.path.split(path)
-    return os.path.basename(folder), name.removesuffix(".jsonl")
+    folder, _, name = path.rpartition("/")
+    return folder.rpartition("/")[2], name.removesuffix(".jsonl")
 
 
 def _bounded(digits: str) -> int | None:

@@ -146,7 +146,7 @@ def test_a_stop_ends_it(bench: Bench) -> None:
     bench.until(collecting.pid, "a collector")
     pid = collecting.pid()
     assert pid is not None
-    assert "collect.process" in command_line(pid)
+    wait_for(lambda: "collect.process" in command_line(pid), WAIT_S, "it is that program")
     collecting.tell_to_stop()
     collecting.stop()
 

@@ -77,7 +77,7 @@ class Collected:
         places = (self.collector or self.start())._places
         ends = [place.passes + 2 for place in places]
         self.until(lambda: all(map(lambda place, end: place.passes >= end, places, ends)), "two looks")
-        self.until(lambda: self.collector and self.collector._job is None, "the last job ends")
+        self.until(lambda: self.collector and not self.collector._jobs, "the last job ends")
 
     def kill(self) -> None:
         """What a kill leaves behind: open streams, whatever is durable, and a process that lives no more."""
@@ -100,15 +100,17 @@ class Collected:
             collector.close()
         self.ingest.close()
 
-    def take(self) -> None:
-        """The daemon takes what was collected."""
-        self.adopt.look(time.monotonic())
+    def take(self) -> bool:
+        """The daemon takes what was collected; True when that was not all."""
+        more = self.adopt.look(time.monotonic())
         self.ingest.settle()
+        return more
 
     def records(self) -> list[tuple[str, Record]]:
         """(run id, record) of everything that was collected, in the order of the streams."""
         for _ in range(4):
-            self.take()
+            while self.take():
+                pass
         found = []
         for name in sorted(os.listdir(self.state / "spool")):
             folder = self.state / "spool" / name

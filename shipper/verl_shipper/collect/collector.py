@@ -1,6 +1,6 @@
 """The collector: looks at its places, takes what is ready, samples its node. One thread, a little at a time.
 
-    turn:  look → take (a job at a time, TURN_S of it) → sample → every CHORES_S: trim, end idle streams, notes
+    turn:  look → take (for TURN_S; lines before files) → sample → every CHORES_S: trim, end idle streams, notes
 
 Must not know: how it was started, when it ends. On failure: a file that fails costs itself a pause; sqlite3.Error ends
 the process, which begins again from what is durable.
@@ -67,7 +67,7 @@ class Collector:
             Place(entry, self._ledger, frozenset(keys) - {entry.key}, ends=order.ends) for entry in order.watch
         ]
         self._sampler = Sampler(order.system_interval_s) if order.system_interval_s else None
-        self._job: _Job | None = None
+        self._jobs: dict[bool, _Job] = {}  # at most one of lines of metrics (True), and one of whole files
         self._chores_s = 0.0
         self._told: dict[str, str] = {}
         folders = [base for entry in order.watch if os.path.isdir(base := base_of(entry.path)[0])]
@@ -93,9 +93,9 @@ class Collector:
 
     @property
     def settled_ns(self) -> int:
-        if self._job is not None:
+        if self._jobs or any(place.ready or place.ready_logs for place in self._places):
             return 0
-        return min((0 if place.ready else place.settled_ns for place in self._places), default=time.monotonic_ns())
+        return min((place.settled_ns for place in self._places), default=time.monotonic_ns())
 
     def problems(self) -> list[str]:
         found = [problem for place in self._places for problem in place.problems.values()]
@@ -119,16 +119,19 @@ class Collector:
     def _take(self, now_s: float) -> bool:
         until_s = now_s + TURN_S
         while True:
-            if self._job is None:
-                self._job = self._next_job(now_s)
-            if self._job is None:
+            for is_log in (True, False):
+                job = None if is_log in self._jobs else self._next_job(now_s, is_log=is_log)
+                if job is not None:
+                    self._jobs[is_log] = job
+            if not self._jobs:
                 return False
-            if not self._go_on(self._job, now_s):
+            if not self._go_on(max(self._jobs), now_s):  # a loss curve does not wait for a trace
                 return False  # no room: the rest of the turn is for others
             if time.monotonic() >= until_s:
                 return True
 
-    def _go_on(self, job: _Job, now_s: float) -> bool:
+    def _go_on(self, slot: bool, now_s: float) -> bool:
+        job = self._jobs[slot]
         place, path = job.place, job.path
         try:
             step = next(job.steps, None)
@@ -148,13 +151,14 @@ class Collector:
         except Exception as error:
             log.exception("%r", path)
             place.refuse(path, type(error).__name__, now_s)
-        self._job = None
+        del self._jobs[slot]
         return True
 
-    def _next_job(self, now_s: float) -> _Job | None:
+    def _next_job(self, now_s: float, *, is_log: bool) -> _Job | None:
         for place in self._places:
-            while place.ready:
-                path = place.ready.popleft()
+            ready = place.ready_logs if is_log else place.ready
+            while ready:
+                path = ready.popleft()
                 file, found = self._ledger.at(path), place.founds.get(path)
                 if file is None or found is None:
                     continue
@@ -192,7 +196,7 @@ class Collector:
         if self._streams.count:
             self._streams.trim(self._runs.durable)
             self._runs.live(now_s)
-            if self._job is None:
+            if not self._jobs:
                 self._streams.end_idle(self._idle_s, now_s)
         self._note_places()
 

@@ -1,7 +1,7 @@
 """One entry of `watch` at work: what lies there, what of it may be taken now, what waits and why.
 
     look     a few files of the present pass; at its end: which are ready, which are gone, when the next one begins
-    ready    paths, in the order of their steps
+    ready    paths, in the order of their steps; those of logs apart
 
 A pass costs at most COST_SHARE of a core: the longer it took, the longer the pause behind it.
 
@@ -48,6 +48,7 @@ class Place:
     refused: dict[str, tuple[str, float]] = field(default_factory=dict)  # reason, and when to try again
     problems: dict[str, str] = field(default_factory=dict)
     ready: deque[str] = field(default_factory=deque)
+    ready_logs: deque[str] = field(default_factory=deque)
     settled_ns: int = 0  # up to here, by the clock that all processes of a machine share, everything is taken
     next_look_s: float = 0.0
     passes: int = 0
@@ -77,7 +78,7 @@ class Place:
     def look(self, now_s: float) -> bool:
         """Some of a pass, if it is time. True when it did anything."""
         if self._walk is None:
-            if now_s < self.next_look_s or self.ready:
+            if now_s < self.next_look_s:
                 return False
             self._begin(now_s)
         assert self._walk is not None, "begun"
@@ -214,7 +215,9 @@ class Place:
             self._skips_before_ns = 0
         wall_ns = time.time_ns()
         ready = [path for path in self.sightings if self._is_ready(path, now_s, wall_ns)]
-        self.ready.extend(sorted(ready, key=_order))
+        is_log = {path: self.founds[path].kind == METRICS for path in ready}
+        self.ready = deque(sorted((path for path in ready if not is_log[path]), key=_order))
+        self.ready_logs = deque(sorted(path for path in ready if is_log[path]))
         self.next_look_s = now_s + self.pause_s(self._cost_s)
         # What cannot be taken now, nobody waits for.
         self.settled_ns = self._began_ns if not (self._has_more or self.waiting) else 0

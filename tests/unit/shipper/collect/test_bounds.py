@@ -249,3 +249,16 @@ def test_a_million_names_cost_no_more_than_their_share(bench: Collected) -> None
     only.look(time.monotonic())
 
     assert time.thread_time() - began_s < 1.0
+
+
+def test_lines_of_metrics_do_not_wait_for_a_large_trace(bench: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_shipper.collect.collector.TURN_S", 0.0)
+    (bench.folder / "a.pickle").write_bytes(os.urandom(20_000_000))
+    bench.until(lambda: bench.of("file"), "the trace is under way")
+    (bench.folder / "x.jsonl").write_text(dump(steps(0, 3)))
+    bench.until(lambda: len(bench.of("metrics")) == 3, "lines arrive")
+    is_whole = any("sha256" in record.body for record in bench.of("file"))
+    bench.settle()
+
+    assert not is_whole
+    assert sum("sha256" in record.body for record in bench.of("file")) == 1

@@ -61,7 +61,7 @@ def run(folder: Path, server: ServerProcess, steps: int, scalars: int) -> Iterat
             client.log({f"actor/metric_{n:03}/mean": step + n / 7 for n in range(scalars)}, step)
     settings = {"base_url": server.url, "api_key_file": str(key), "settle_s": 1}
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "verl_shipper", "run", "--backend", "wandb"]
+        [sys.executable, "-m", "verl_shipper", "run", "--backend", "wandb", "--set", "system_metrics.enabled=no"]
         + [word for key, value in settings.items() for word in ("--set", f"backends.wandb.{key}={value}")],
         env=os.environ | {"VERL_SHIPPER_STATE_DIR": str(folder / "state")},
     )

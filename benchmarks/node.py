@@ -18,6 +18,7 @@ from typing import Any
 READY_S_MAX = 30.0
 END_S_MAX = 20.0
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+WITHOUT_SAMPLES = ("--set", "system_metrics.enabled=no")  # what is measured is what was logged
 
 
 class Node:
@@ -42,7 +43,11 @@ class Node:
         words = os.open(self._words_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._daemon = subprocess.Popen(
-                [*_command(), "run", *arguments], env=self.env(), stdin=subprocess.DEVNULL, stdout=words, stderr=words
+                [*_command(), "run", "--set", "system_metrics.enabled=no", *arguments],
+                env=self.env(),
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
             )
         finally:
             os.close(words)

@@ -24,7 +24,7 @@ from verl_shipper.ingest import Ingest, IngestRefusedError
 from verl_shipper.liveness import Life, judge, silent_s
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.files import RealFiles
-from verl_shipper_spool.header import HEADER_NAME, Process, StreamHeader, decode_header, this_process
+from verl_shipper_spool.header import ENDED_NAME, HEADER_NAME, Process, StreamHeader, decode_header, this_process
 from verl_shipper_spool.loss_journal import read_losses
 from verl_shipper_spool.reader import Damage, Frame, StreamReader
 from verl_shipper_spool.segment import RawReader, list_segments
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 UNHEARD_S = 3.0  # a live writer that has more than we do, and sent nothing for so long, is read from disk
 LOOK_BYTES_MAX = 4 * 1024 * 1024  # per stream and look, so that one big folder does not hold up the socket
 REFUSED_PAUSE_S = 5.0
+UNKNOWN_PAUSE_S = 20.0  # a writer on another machine is judged by its silence; minutes of it make no difference
+STILL_NS = 2 * 10**9  # a folder's own time tells that nothing was made in it, once it is older than any clock is coarse
 HEADER_GRACE_S = 60.0  # a folder without a readable header may be in the making
 _STREAM_FOLDER = re.compile(r"^[0-9a-f]{32}$")
 
@@ -51,6 +53,10 @@ class Source:
     stable_looks: int = 0  # looks at a dead writer's stream that found nothing more
     behind: bool = True  # the last look left something to take
     found_at_s: float = 0.0  # a live writer gets UNHEARD_S from here to speak for itself
+    unknown_until_s: float = 0.0  # nobody can tell whether its writer lives; not asked again before
+    last: tuple[int, int, str] | None = (
+        None  # time of the folder as its last segment was found: offset and path of that
+    )
 
 
 @dataclass(slots=True)
@@ -60,6 +66,7 @@ class Adopt:
     ingest: Ingest
     roots: list[str]
     keep: bool = False
+    ended: bool = False  # a file in the folder may say that nobody will add to it, though its process lives
     patient: bool = True  # live writers may speak for themselves first; pointless where no socket is
     sources: dict[str, Source] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -148,7 +155,7 @@ class Adopt:
     def _look_at(self, stream_id: str, source: Source, now_s: float) -> bool:
         life = self._life(source)
         have = self.ingest.end(stream_id)
-        on_disk = source.reader.end_offset()
+        on_disk = _end_on_disk(source)
         if on_disk <= have and life is not Life.GONE:
             source.unheard = source.behind = False
             source.valid_end = min(source.valid_end, have)
@@ -223,12 +230,34 @@ class Adopt:
             self._done.add(stream_id)
 
     def _life(self, source: Source) -> Life:
-        return judge(source.header.process, self._here, silent_s(source.folder, time.time()))
+        if self.ended and os.path.exists(os.path.join(source.folder, ENDED_NAME)):
+            return Life.GONE
+        now_s = time.monotonic()
+        if now_s < source.unknown_until_s:
+            return Life.UNKNOWN
+        life = judge(source.header.process, self._here, silent_s(source.folder, time.time()))
+        source.unknown_until_s = now_s + UNKNOWN_PAUSE_S if life is Life.UNKNOWN else 0.0
+        return life
 
     def _problem(self, key: str, text: str) -> None:
         if self.problems.get(key) != text:
             log.warning("%s", text if key in text else f"{key}: {text}")
         self.problems[key] = text
+
+
+def _end_on_disk(source: Source) -> int:
+    """Offset behind a stream's last byte. A folder in which nothing was made is not listed again: there may be many."""
+    try:
+        time_ns = os.stat(source.folder).st_mtime_ns
+        if source.last is not None and source.last[0] == time_ns:
+            return source.last[1] + os.stat(source.last[2]).st_size
+        segments = list_segments(RealFiles(), source.folder)
+    except FileNotFoundError:
+        segments = []
+        time_ns = 0
+    is_old = time.time_ns() - time_ns > STILL_NS
+    source.last = (time_ns, segments[-1].first_offset, segments[-1].path) if segments and is_old else None
+    return source.reader.end_offset()
 
 
 def unreadable_segments(folder: str) -> list[str]:

@@ -4,6 +4,7 @@
       file: {dir: ./records}
       mlflow: {tracking_uri: http://tracker:5000, sampling: {log_frequency: 10}}
     sampling:                 how much of everything is delivered, and what a run may decide of it
+    watch, system_metrics     what else is collected on this node, see config_watch.py
     spool_dir, state_dir, socket, adopt, node_quota_bytes, log_level
     trainer, actor_rollout_ref       a trainer's own sections may stand here too; some of their keys mean something
 
@@ -29,6 +30,7 @@ from verl_shipper.config_keys import (
     SAMPLING,
     TRACE,
 )
+from verl_shipper.config_watch import SECTION, SYSTEM_INTERVAL_S, WatchEntry, entry_of, is_within
 from verl_shipper.errors import ConfigError
 from verl_shipper.policy.wishes import MAY_CHOOSE
 from verl_shipper.schema import Node, accept, node_of
@@ -67,6 +69,9 @@ class Config:
     run_may_choose: tuple[str, ...] = MAY_CHOOSE
     project: str | None = None
     experiment: str | None = None
+    watch: tuple[WatchEntry, ...] = ()
+    system_metrics: bool = False  # nobody who makes a Config by hand wants records that nobody logged
+    system_interval_s: float = SYSTEM_INTERVAL_S
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     faults: Mapping[str, Sequence[ConfigError]] = field(default_factory=dict, compare=False)
 
@@ -255,8 +260,11 @@ def _config(root: Node, gathered: Any, chosen: Sequence[str], source: str) -> Co
         name: given(f"trainer.{name}_name") or _from_environment(f"trainer.{name}_name", variable, origins)
         for name, variable in (("project", PROJECT_VARIABLE), ("experiment", EXPERIMENT_VARIABLE))
     }
+    watch = _watched(gathered, origins)
+    _no_circle(gathered, watch, backends)
     may = given("sampling.run_may_choose")
     quota = given("node_quota_bytes")
+    samples = given("system_metrics.enabled")
     return Config(
         backends=backends,
         spool_dir=given("spool_dir"),
@@ -270,9 +278,34 @@ def _config(root: Node, gathered: Any, chosen: Sequence[str], source: str) -> Co
         run_may_choose=MAY_CHOOSE if may is None else tuple(may),
         project=named["project"],
         experiment=named["experiment"],
+        watch=watch,
+        system_metrics=True if samples is None else samples,
+        system_interval_s=given("system_metrics.interval_s") or SYSTEM_INTERVAL_S,
         origins=origins,
         faults={name: tuple(gathered.faults[name]) for name in chosen if name in gathered.faults},
     )
+
+
+def _watched(gathered: Any, origins: dict[str, str]) -> tuple[WatchEntry, ...]:
+    """The entries of `watch` that name a path, in the order in which they stand."""
+    values: dict[str, dict[str, Any]] = {}
+    for dotted in gathered.found:
+        section, _, key = dotted.rpartition(".")
+        if dotted.startswith(f"{SECTION}."):
+            best = gathered.best(dotted)
+            values.setdefault(section, {})[key] = best.value
+            origins.setdefault(SECTION, best.origin)
+    return tuple(entry_of(each) for each in values.values() if "path" in each)
+
+
+def _no_circle(gathered: Any, watch: Sequence[WatchEntry], backends: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the backend `file` writes must not be collected: that would never end."""
+    given = backends.get("file", {}).get("dir")
+    for entry in watch:
+        if isinstance(given, str) and given and is_within(entry, os.path.abspath(os.path.expanduser(given))):
+            origin = gathered.best("backends.file.dir").origin
+            what = f"the backend file writes to {given}, which is watched ({entry.path})"
+            gathered.wrong(what, origin, "backends.file.dir", "choose another folder, or watch only a part")
 
 
 def _traces_only(gathered: Any, chosen: Sequence[str]) -> tuple[str, str] | None:

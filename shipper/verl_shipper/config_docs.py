@@ -17,6 +17,7 @@ from typing import Any
 
 from verl_shipper.backends import BUILT_IN, load_backend
 from verl_shipper.config_keys import ALIASES, ENABLED, RUN_MAY_CHOOSE, SAMPLING, TOP, TRAINER
+from verl_shipper.config_watch import SYSTEM, WATCH
 from verl_shipper.schema import Key
 
 BLOCK = re.compile(r"(<!-- keys: (\w+) -->\n).*?(<!-- end of keys -->)", re.DOTALL)
@@ -29,6 +30,8 @@ def tables() -> dict[str, str]:
     found = {
         "top": _table(TOP),
         "sampling": _table([*(_at("sampling", key) for key in SAMPLING), RUN_MAY_CHOOSE]),
+        "watch": _table(_at("watch", key) for key in WATCH),
+        "system": _table(SYSTEM),
         "trainer": _table(TRAINER) + "\n" + _aliases(),
     }
     every = [_at("backends.NAME", ENABLED)]

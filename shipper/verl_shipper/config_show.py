@@ -20,6 +20,7 @@ from typing import Any
 from verl_shipper.config import Config
 from verl_shipper.config_keys import RUN_MAY_CHOOSE, SAMPLING, TOP, TRAINER
 from verl_shipper.config_tree import backend_keys
+from verl_shipper.config_watch import SECTION, SYSTEM
 from verl_shipper.schema import Key
 from verl_shipper_spool.redact import REDACTED, redact
 
@@ -37,7 +38,10 @@ class Shown:
 
 def effective(config: Config) -> list[Shown]:
     """Everything that is in effect, section by section."""
-    return [_masked(shown) for shown in (*_top(config), *_sampling(config), *_backends(config), *_trainer(config))]
+    return [
+        _masked(shown)
+        for shown in (*_top(config), *_collected(config), *_sampling(config), *_backends(config), *_trainer(config))
+    ]
 
 
 def lines_of(shown: Iterable[Shown]) -> Iterator[str]:
@@ -72,6 +76,12 @@ def _top(config: Config) -> Iterator[Shown]:
     for key in TOP:
         origin = config.origins.get(key.path) or _variable(key) or DEFAULT
         yield Shown(key.path, at_work.get(key.path, getattr(config, key.path)), origin)
+
+
+def _collected(config: Config) -> Iterator[Shown]:
+    yield Shown(SECTION, [entry.given() for entry in config.watch], config.origins.get(SECTION, DEFAULT))
+    for key, value in zip(SYSTEM, (config.system_metrics, config.system_interval_s), strict=True):
+        yield Shown(key.path, value, config.origins.get(key.path, DEFAULT))
 
 
 def _sampling(config: Config) -> Iterator[Shown]:

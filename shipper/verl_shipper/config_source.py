@@ -82,6 +82,8 @@ def overlay(root: Node, override: str) -> None:
     section = root
     for name in names[:-1]:
         child = section.value.get(name)
+        if child is not None and isinstance(child.value, list):  # the first of a list is its 0
+            child.value = {str(index): each for index, each in enumerate(child.value)}
         if child is None or not isinstance(child.value, dict):
             child = section.value[name] = Node({}, origin)
         section = child
@@ -107,7 +109,7 @@ class Interpolations:
                 self._config = OmegaConf.create(_parsable(self._root.plain()))
             place = self._config
             for name in names[:-1]:
-                place = place[name]
+                place = place[int(name) if OmegaConf.is_list(place) else name]
             if OmegaConf.is_missing(place, names[-1]):  # a text that is no interpolation, see `_parsable`
                 OmegaConf.create({names[-1]: node.plain()})
             value = place[names[-1]]

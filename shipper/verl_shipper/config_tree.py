@@ -18,6 +18,7 @@ from verl_shipper import config_names
 from verl_shipper.backends import known_names, load_backend
 from verl_shipper.config_keys import ALIASES, ENABLED, MODEL_PATH, OWN_SECTIONS, RUN_MAY_CHOOSE, SAMPLING, TOP, TRAINER
 from verl_shipper.config_source import Interpolations
+from verl_shipper.config_watch import SECTION, SYSTEM, WATCH
 from verl_shipper.errors import ConfigError
 from verl_shipper.schema import Key, Kind, Node, WrongValueError, accept
 
@@ -94,9 +95,11 @@ class _Walk:
     known: set[str] = field(default_factory=set)  # all dotted names that could have been meant
 
     def whole(self, root: Node) -> None:
-        own = {key.path: key for key in (*TOP, RUN_MAY_CHOOSE)} | {f"sampling.{key.path}": key for key in SAMPLING}
+        own = {key.path: key for key in (*TOP, *SYSTEM, RUN_MAY_CHOOSE)} | {
+            f"sampling.{key.path}": key for key in SAMPLING
+        }
         trainer = {key.path: key for key in TRAINER} | {alias: _key_of(ours) for alias, ours in ALIASES.items()}
-        self.known = {*own, *trainer, "backends", *OWN_SECTIONS, *_sections_of(own)}
+        self.known = {*own, *trainer, "backends", SECTION, *OWN_SECTIONS, *_sections_of(own)}
         backends = root.value.get("backends")
         sections = backends.value if backends is not None and isinstance(backends.value, dict) else {}
         keys = {name: keys for name in sections if (keys := self._keys(name, sections[name]))}
@@ -106,6 +109,8 @@ class _Walk:
         for name, node in root.value.items():
             if name == "backends":
                 self._backends(node, keys)
+            elif name == SECTION:
+                self._watch(node)
             elif name in OWN_SECTIONS:
                 self._section((name,), node, trainer | self._for_backends(node), is_foreign=True)
             else:
@@ -149,6 +154,36 @@ class _Walk:
                 self._section(prefix, section, {f"backends.{name}.{path}": key for path, key in keys[name].items()})
             else:
                 self._undeclared(prefix, section)
+
+    def _watch(self, node: Node) -> None:
+        """A list of entries, a map of them by name, or a single one."""
+        entries = node.value
+        if isinstance(entries, dict) and "path" in entries:
+            entries = [node]
+        if isinstance(entries, list):
+            entries = {str(index): each for index, each in enumerate(entries)}
+        if entries is None:
+            return
+        if not isinstance(entries, dict):
+            hint = "write watch: [{path: /data/rollouts, kind: generations}]"
+            self.gathered.wrong("`watch` is not a list of entries", node.origin, "", hint)
+            return
+        places: dict[tuple[object, object], str] = {}
+        for name, entry in entries.items():
+            dotted = f"{SECTION}.{name}"
+            keys = {f"{dotted}.{key.path}": key for key in WATCH}
+            self.known.update(keys)
+            before = len(self.gathered.problems)
+            self._section((SECTION, name), entry, keys)
+            if len(self.gathered.problems) > before:
+                continue
+            path, kind = self.gathered.best(f"{dotted}.path"), self.gathered.best(f"{dotted}.kind")
+            if path is None:
+                self.gathered.wrong(f"`{dotted}` names no path", entry.origin, "", "write path: /data/rollouts")
+                continue
+            same = places.setdefault((path.value, kind and kind.value), dotted)
+            if same != dotted:
+                self.gathered.wrong(f"`{dotted}` is the same as `{same}`", entry.origin, "", "keep one of them")
 
     def _undeclared(self, prefix: tuple[str, ...], section: Node) -> None:
         """A backend without declarations: its settings are its own business, sampling is not."""

@@ -1,6 +1,6 @@
 """The daemon: composition root. Builds ingest, listener, adopt and supervisor, and turns them in one loop.
 
-    loop: socket → (every SETTLE_S) fsync + ACK → adopt → a new configuration → lanes → reclaim → notes for `status`
+    loop: socket → (every SETTLE_S) fsync + ACK → adopt → a new configuration → lanes → collector → reclaim → notes
 
 The only file that knows everyone. One thread; file events come from watchdog's thread as a flag. Ends on `stop()` or
 when `until` says so, within STOP seconds whatever a tracker does.
@@ -25,6 +25,7 @@ from typing import Any
 from verl_shipper import status
 from verl_shipper.adopt import Adopt
 from verl_shipper.backends import load_backend
+from verl_shipper.collecting import Collecting
 from verl_shipper.config import ADOPT_POLL_S, PLACES, RECLAIM_S, SETTLE_S, STATUS_S, Config
 from verl_shipper.errors import ConfigError, HeldError
 from verl_shipper.ingest import Ingest
@@ -100,6 +101,9 @@ class Daemon:
         self.adopt = Adopt(self.ingest, list(places.adopt), keep=places.keep_sources, patient=bool(places.listen))
         self.listener = Listener(self.ingest, list(places.listen), must_listen=places.must_listen)
         self.supervisor = Supervisor(places.state_dir, self.ingest.spool_dir, config.log_level)
+        # What lies in somebody's archive has its own state; what is watched belongs to ours.
+        works, ends = not places.keep_sources, not places.listen
+        self.collecting = Collecting(places.state_dir, self.ingest, config, works=works, ends=ends)
         self._locks: list[Lock] = []
         self._unheld: set[str] = set()  # folders read without a lock, since nothing can be written there
         self._watch = Watch(list(places.adopt))
@@ -170,6 +174,7 @@ class Daemon:
         self._fair_s = now_s + FAIR_S
         self._safely("configuration", lambda: self._take_over(now_s))
         self._safely("lanes", lambda: self.supervisor.watch(now_s))
+        self._safely("collector", lambda: self.collecting.turn(now_s))
         if now_s >= self._reclaim_s:
             self._reclaim_s = now_s + RECLAIM_S
             self._safely("reclaim", self._reclaim)
@@ -184,13 +189,17 @@ class Daemon:
         """Whether folders, node spool and lanes hold nothing that is still to be delivered."""
         if self.ingest.unsettled or self.ingest.trouble or not self.adopt.settled():
             return False
+        if not self.collecting.settled():
+            return False
         return status.report(self.places.state_dir, self.config.backends).pending == 0
 
     def close(self) -> None:
         """Stop the lanes, settle, tell the writers, let go."""
         if self.reload is not None:
             self._safely("configuration", self.reload.stop)
+        self._safely("collector", self.collecting.tell_to_stop)
         self._safely("lanes", self.supervisor.stop)
+        self._safely("collector", self.collecting.stop)
         self._safely("settle", self._settle)
         self._safely("watch", self._watch.stop)
         self._safely("status", lambda: self._write_status(state="stopped"))
@@ -232,6 +241,7 @@ class Daemon:
         self.ingest.quota_bytes = self.config.node_quota_bytes
         logging.getLogger().setLevel(self.config.log_level)
         self.supervisor.apply(self._orders(), self.config.log_level, now_s)
+        self.collecting.apply(self.config)
         if self.config != before:
             log.warning("configuration: %s taken over; delivering to %s", new.source, ", ".join(self.config.backends))
 
@@ -277,6 +287,7 @@ class Daemon:
     def _mend(self) -> None:
         """Bind sockets that went away, hold folders that could not be held."""
         self.listener.mend()
+        self._watch.mend(time.monotonic())
         for root in sorted(self._unheld):
             try:
                 self._hold_root(root)
@@ -320,18 +331,23 @@ class Daemon:
             "torn_records": self.adopt.torn,
             "unheard_sources": self.adopt.unheard_count,
             "rejected_messages": self.listener.rejected_messages,
+            "collector_pid": self.collecting.pid(),
+            "collected_ns": self.collecting.settled_ns(),
             "settled": not self.ingest.unsettled and self.adopt.settled(),
             "problems": self._problems(),
         }
         lines = {key: json.dumps(value) for key, value in notes.items()}
         changed = {key: line for key, line in lines.items() if self._notes.get(key) != line}
         age_ns = notes["updated_ns"] - int(self._notes.get("updated_ns", 0))
-        if changed.keys() - {"updated_ns"} or age_ns > QUIET_STATUS_S * 1e9:  # an idle daemon leaves the disk alone
+        if (
+            changed.keys() - {"updated_ns", "collected_ns"} or age_ns > QUIET_STATUS_S * 1e9
+        ):  # an idle daemon leaves the disk alone
             self.ingest.write_notes(changed)
             self._notes = lines
 
     def _problems(self) -> list[str]:
         found = {*self.adopt.problems.values(), *self.ingest.broken.values(), *self._troubles.values()}
+        found |= self.collecting.problems()
         found |= {self.ingest.trouble, self._pinned, self.reload.problem if self.reload is not None else ""}
         return sorted((found | {*self.supervisor.troubles()}) - {""})
 

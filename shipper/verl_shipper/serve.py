@@ -109,7 +109,8 @@ def flush(config: Config, folders: Sequence[str], patience_s: float, on_turn: Ca
             daemon.run(until=finished)
             report = status.report(places.state_dir, config.backends)
             on_turn(report)
-            return 0 if report.pending == 0 and daemon.adopt.settled() else EXIT_REMAINS
+            settled = daemon.adopt.settled() and daemon.collecting.settled()
+            return 0 if report.pending == 0 and settled else EXIT_REMAINS
     except HeldError:
         if folders:
             raise
@@ -145,12 +146,15 @@ class _Pace:
 
 
 def _follow(state_dir: str, pace: _Pace, on_turn: Callable[[status.Report], None]) -> int:
-    """A daemon is at work on it already: look on until it is done."""
+    """A daemon is at work on it already: look on until it is done, with what lies in its watched folders by now."""
+    began_ns = time.monotonic_ns()
     with _told_to_end() as told:
         while not told():
             report = status.report(state_dir)
             on_turn(report)
-            settled = report.daemon.get("settled", False) and report.pending == 0
+            collected_ns = report.daemon.get("collected_ns")
+            collected = collected_ns is None or collected_ns >= began_ns
+            settled = report.daemon.get("settled", False) and collected and report.pending == 0
             if settled or pace.stalled(report):
                 return 0 if settled else EXIT_REMAINS
             time.sleep(LOOK_S)
@@ -178,6 +182,7 @@ def _ended(process: subprocess.Popen[bytes], told_s: float) -> bool:
 def _drain(daemon: Daemon, timeout_s: float, told: Callable[[], bool]) -> None:
     """Go on until everything is delivered, time is over, or only an operator could help."""
     deadline_s = time.monotonic() + timeout_s
+    daemon.collecting.finish()
     daemon.adopt.look(time.monotonic())
     look_s = 0.0
 
@@ -195,7 +200,7 @@ def _drain(daemon: Daemon, timeout_s: float, told: Callable[[], bool]) -> None:
 
 def _only_parked(daemon: Daemon) -> bool:
     """Whether all that remains waits for an operator."""
-    if not daemon.adopt.settled():
+    if not (daemon.adopt.settled() and daemon.collecting.settled()):
         return False
     found = status.report(daemon.places.state_dir, daemon.config.backends)
     waiting = [account for runs in found.backends.values() for account in runs.values() if account.pending]

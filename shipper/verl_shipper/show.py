@@ -36,7 +36,7 @@ def status_table(report: Report) -> Any:
     tables = [_run_table(report, run_id) for run_id in _shown_runs(report)]
     if len(report.runs) != len(tables) or len(report.runs) > 1:
         tables.append(_run_table(report, None))
-    return Group(*map(Text, daemon_lines(report)), *tables, *map(Text, notes(report)))
+    return Group(*map(Text, daemon_lines(report)), *tables, *map(Text, watch_lines(report)), *map(Text, notes(report)))
 
 
 def _shown_runs(report: Report) -> list[str]:
@@ -81,6 +81,25 @@ def daemon_lines(report: Report) -> list[str]:
     return [
         f"daemon {state}; {daemon.get('open_streams', 0)} open streams, {daemon.get('spool_bytes', 0)} bytes spooled"
     ]
+
+
+def watch_lines(report: Report) -> list[str]:
+    """Each watched folder: what was taken, what waits, what could not be taken and why."""
+    lines = []
+    for place in report.watch:
+        figures = dict(place.get("figures", {}))
+        taken, records = figures.pop("files", 0), figures.pop("records", 0)
+        waiting = figures.pop("waiting", 0)
+        told = [f"{taken} files taken ({records} records)", f"{waiting} waiting"]
+        told += [f"{count} {what}" for what, count in sorted(figures.items())]
+        told += [f"{count} refused now: {reason}" for reason, count in sorted(place.get("refused", {}).items())]
+        lines.append(f"watch {_path(str(place.get('path')))} ({place.get('kind')}): {', '.join(told)}")
+    return lines
+
+
+def _path(path: str) -> str:
+    """A path on one line."""
+    return path if path.isprintable() else json.dumps(path)
 
 
 def notes(report: Report) -> list[str]:

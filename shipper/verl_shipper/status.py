@@ -99,6 +99,7 @@ class Report:
     daemon: dict[str, Any] = field(default_factory=dict)
     runs: dict[str, RunName] = field(default_factory=dict)
     backends: dict[str, dict[str, Account]] = field(default_factory=dict)
+    watch: list[dict[str, Any]] = field(default_factory=list)  # what was taken of each watched folder
 
     def total(self, backend: str) -> Account:
         total = Account()
@@ -118,7 +119,7 @@ class Report:
         runs_json = {
             run_id: {"project": run.project, "experiment": run.experiment} for run_id, run in self.runs.items()
         }
-        return {"daemon": self.daemon, "runs": runs_json, "backends": backends}
+        return {"daemon": self.daemon, "runs": runs_json, "backends": backends, "watch": self.watch}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ def report(state_dir: str, backends: Iterable[str] | None = None) -> Report:
     """The present account. `backends`: only these (default: all that ever had a lane here)."""
     found = Report()
     logged = _read_daemon(os.path.join(state_dir, "daemon.sqlite3"), found)
+    found.watch = _read_collector(os.path.join(state_dir, "collect.sqlite3"))
     lanes = os.path.join(state_dir, "lanes")
     names = sorted(name[: -len(".sqlite3")] for name in _listdir(lanes) if name.endswith(".sqlite3"))
     wanted = list(backends) if backends is not None else sorted({*names, *found.daemon.get("backends", [])})
@@ -164,6 +166,19 @@ def _read_daemon(path: str, found: Report) -> dict[str, _Logged]:
     finally:
         db.close()
     return logged
+
+
+def _read_collector(path: str) -> list[dict[str, Any]]:
+    db = open_store_read_only(path)
+    if db is None:
+        return []
+    try:
+        row = db.execute("SELECT value FROM notes WHERE key = 'places'").fetchone()
+        return list(json.loads(row[0])) if row else []
+    except (sqlite3.Error, ValueError):
+        return []
+    finally:
+        db.close()
 
 
 def _name_unnamed(found: Report) -> None:

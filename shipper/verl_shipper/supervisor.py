@@ -1,11 +1,12 @@
-"""The supervisor: one child process per lane, started again when it dies or stops answering.
+"""The supervisor: one child process per lane (or the collector), started again when it dies or stops answering.
 
     RUNNING ─ exit or silence for SILENT_S ─▶ WAITING (backoff) ─▶ RUNNING
     RUNNING ─ other orders, or none any more ─▶ ENDING ─ exit ─▶ RUNNING at once, or gone
+    RUNNING ─ exit with 0, orders that end ─▶ done
 
 Nothing here waits but `stop`: a lane that is told to end has STOP_S, then it is killed.
 
-Must not know: what a lane does. On failure to start a process: like a death, with backoff. A lane's exit costs
+Must not know: what a child does. On failure to start a process: like a death, with backoff. A lane's exit costs
 nothing: its outbox and cursors are on disk.
 """
 
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from verl_shipper.lane_process import LaneOrder
 from verl_shipper.policy.backoff import delay_s
@@ -28,8 +29,22 @@ from verl_shipper.policy.backoff import delay_s
 log = logging.getLogger(__name__)
 
 SILENT_S = 60.0  # a lane beats every second; loading a tracker's package takes a few
+SAID_BYTES_MAX = 65536  # what a pipe holds
 HEALTHY_S = 30.0  # having lived so long, a lane's next death is its first again
 STOP_S = 5.0  # from "stop" to SIGKILL
+
+
+class ChildOrders(Protocol):
+    """What a child is to do. `module`: what runs it. `ends`: it has an end of its own, after which it is done."""
+
+    @property
+    def module(self) -> str: ...
+
+    @property
+    def ends(self) -> bool: ...
+
+    def line(self, name: str, state_dir: str, spool_dir: str, beat_fd: int, log_level: str) -> bytes:
+        """What it reads first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +54,25 @@ class Orders:
     settings: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def module(self) -> str:
+        return "verl_shipper.lane_process"
+
+    @property
+    def ends(self) -> bool:
+        return False
+
+    def line(self, name: str, state_dir: str, spool_dir: str, beat_fd: int, log_level: str) -> bytes:
+        return LaneOrder(name, dict(self.settings), state_dir, spool_dir, beat_fd, log_level, **self.more).to_line()
+
 
 @dataclass(slots=True)
 class Child:
-    """A lane's process, or the time until its next start. `ending_s`: when it was told to end, 0 when it was not."""
+    """A process, or the time until its next start. `ending_s`: when it was told to end, 0 when it was not. `said`: what
+    it wrote last instead of a mere beat. `done`: it came to its own end."""
 
     backend: str
-    orders: Orders
+    orders: ChildOrders
     process: subprocess.Popen[bytes] | None = None
     beat_fd: int = -1
     beat_at_s: float = 0.0
@@ -55,6 +82,8 @@ class Child:
     trouble: str = ""  # how it ended the last time, until it has lived long enough to be forgiven
     ending_s: float = 0.0
     is_wanted: bool = True  # whether another process follows
+    said: bytes = b""
+    done: bool = False
 
 
 @dataclass(slots=True)
@@ -65,8 +94,9 @@ class Supervisor:
     spool_dir: str
     log_level: str
     children: dict[str, Child] = field(default_factory=dict)
+    role: str = "lane"  # for people
 
-    def apply(self, wanted: Mapping[str, Orders], log_level: str, now_s: float) -> None:
+    def apply(self, wanted: Mapping[str, ChildOrders], log_level: str, now_s: float) -> None:
         """From now on these lanes and no others: the rest ends, those with other orders are replaced."""
         is_louder = log_level != self.log_level
         self.log_level = log_level
@@ -77,7 +107,7 @@ class Supervisor:
                 continue
             child.is_wanted = True
             if orders != child.orders or is_louder:
-                child.orders = orders
+                child.orders, child.done, child.said = orders, False, b""
                 _tell_to_end(child, now_s)
         for backend, child in list(self.children.items()):
             if backend not in wanted:
@@ -90,7 +120,7 @@ class Supervisor:
         """Start what is due, hear beats, replace the dead and the silent."""
         for child in list(self.children.values()):
             if child.process is None:
-                if now_s >= child.start_at_s:
+                if now_s >= child.start_at_s and not child.done:
                     self._start(child, now_s)
                 continue
             if child.ending_s:
@@ -98,12 +128,15 @@ class Supervisor:
                 continue
             self._hear(child, now_s)
             code = child.process.poll()
-            if code is not None:
+            if code == 0 and child.orders.ends:
+                _let_go(child)
+                child.done = True
+            elif code is not None:
                 self._bury(child, now_s, f"ended with code {code}")
             elif child.trouble and now_s - child.started_s > HEALTHY_S:
                 child.trouble = ""
             elif now_s - child.beat_at_s > SILENT_S:
-                log.warning("lane %s did not answer for %g s and is killed", child.backend, SILENT_S)
+                log.warning("%s did not answer for %g s and is killed", self._called(child), SILENT_S)
                 child.process.kill()  # buried when it is gone: a process inside a dead disk may take its time
                 child.beat_at_s = now_s
 
@@ -114,11 +147,15 @@ class Supervisor:
         """Lanes that do not stay alive, for `status`."""
         return [child.trouble for child in self.children.values() if child.trouble]
 
-    def stop(self) -> None:
-        """Ask all lanes to end; kill what does not within STOP_S."""
+    def tell_to_stop(self) -> None:
+        """Ask all to end, and wait for none."""
         for child in self.children.values():
             _close_orders(child)
-        deadline_s = time.monotonic() + STOP_S
+
+    def stop(self, within_s: float | None = None) -> None:
+        """Ask all to end; kill what does not within STOP_S."""
+        self.tell_to_stop()
+        deadline_s = time.monotonic() + (STOP_S if within_s is None else within_s)
         for child in self.children.values():
             if child.process is None:
                 continue
@@ -137,25 +174,17 @@ class Supervisor:
             return
         os.set_blocking(read_fd, False)
         process = None
-        order = LaneOrder(
-            child.backend,
-            dict(child.orders.settings),
-            self.state_dir,
-            self.spool_dir,
-            write_fd,
-            self.log_level,
-            **child.orders.more,
-        )
+        line = child.orders.line(child.backend, self.state_dir, self.spool_dir, write_fd, self.log_level)
         try:
             # A session of its own: a Ctrl-C at the terminal reaches the daemon, which stops its lanes in order.
             process = subprocess.Popen(
-                [sys.executable, "-m", "verl_shipper.lane_process"],
+                [sys.executable, "-m", child.orders.module],
                 stdin=subprocess.PIPE,
                 pass_fds=[write_fd],
                 start_new_session=True,
             )
             assert process.stdin is not None, "asked for a pipe"
-            process.stdin.write(order.to_line())
+            process.stdin.write(line)
             process.stdin.flush()
         except OSError as error:
             os.close(read_fd)
@@ -171,8 +200,10 @@ class Supervisor:
 
     def _hear(self, child: Child, now_s: float) -> None:
         try:
-            if os.read(child.beat_fd, 4096):
+            words = os.read(child.beat_fd, SAID_BYTES_MAX)
+            if words:
                 child.beat_at_s = now_s
+            child.said = words.splitlines()[-1] if words.endswith(b"\n") else child.said
         except BlockingIOError:
             return
 
@@ -199,8 +230,11 @@ class Supervisor:
         child.deaths += 1
         pause_s = delay_s(child.deaths, random.random())  # noqa: S311 - jitter
         child.start_at_s = now_s + pause_s
-        child.trouble = f"lane {child.backend} {how}, {child.deaths} times"
-        log.warning("lane %s %s; starting it again in %.1f s", child.backend, how, pause_s)
+        child.trouble = f"{self._called(child)} {how}, {child.deaths} times"
+        log.warning("%s %s; starting it again in %.1f s", self._called(child), how, pause_s)
+
+    def _called(self, child: Child) -> str:
+        return f"{self.role} {child.backend}" if self.role else child.backend
 
 
 def _tell_to_end(child: Child, now_s: float) -> None:
@@ -217,7 +251,7 @@ def _close_orders(child: Child) -> None:
         try:
             child.process.stdin.close()
         except OSError as error:
-            log.debug("lane %s: %s", child.backend, error)
+            log.debug("%s: %s", child.backend, error)
 
 
 def _let_go(child: Child) -> None:

@@ -18,6 +18,7 @@ from verl_shipper_spool.errors import CorruptionError
 
 HEADER_VERSION = 1
 HEADER_NAME = "stream"
+ENDED_NAME = "ended"  # beside it: nobody will add to this stream, though its process lives on
 HEADER_BYTES_MAX = 64 * 1024
 
 SCALARS = "scalars"  # metrics, run start and finish, text, system

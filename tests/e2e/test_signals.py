@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import oracle
-from support.daemon import SHIPPER, Daemon
+from support.daemon import SHIPPER, Daemon, without_samples
 from support.processes import wait_for
 from support.site import Site
 from support.trainer import write_script
@@ -63,7 +63,16 @@ while not came:
 client.log({"signal": came[0]}, step=2)
 """
     up = site.root / "up"
-    launcher = [*SHIPPER, "run", *site.file_backend(), "--", sys.executable, str(write_script(site, source)), str(up)]
+    launcher = [
+        *SHIPPER,
+        "run",
+        *without_samples([]),
+        *site.file_backend(),
+        "--",
+        sys.executable,
+        str(write_script(site, source)),
+        str(up),
+    ]
     with subprocess.Popen(launcher, env=site.env(), cwd=site.root, stderr=subprocess.PIPE, text=True) as process:
         wait_for(up.exists, 30, "the trainer has logged")
         process.send_signal(number)

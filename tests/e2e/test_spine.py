@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import oracle
-from support.daemon import SHIPPER, Daemon, shipper
+from support.daemon import SHIPPER, Daemon, shipper, without_samples
 from support.processes import wait_for
 from support.site import Site
 from support.trainer import Ledger, counting_trainer, write_script
@@ -153,7 +153,16 @@ open(sys.argv[1], "w").close()
 time.sleep(60)
 """
     up = site.root / "up"
-    launcher = [*SHIPPER, "run", *site.file_backend(), "--", sys.executable, str(write_script(site, source)), str(up)]
+    launcher = [
+        *SHIPPER,
+        "run",
+        *without_samples([]),
+        *site.file_backend(),
+        "--",
+        sys.executable,
+        str(write_script(site, source)),
+        str(up),
+    ]
     with subprocess.Popen(launcher, env=site.env(), cwd=site.root, stderr=subprocess.PIPE, text=True) as process:
         wait_for(up.exists, 30, "the trainer has logged")
         process.terminate()

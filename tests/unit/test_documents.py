@@ -33,6 +33,7 @@ from verl_shipper.config import check_backends, load_config
 from verl_shipper.config_docs import BLOCK, filled, tables
 from verl_shipper.config_keys import ENABLED, NODE_QUOTA_BYTES, RUN_MAY_CHOOSE, SAMPLING, TOP, TRAINER
 from verl_shipper.config_source import overlay
+from verl_shipper.config_watch import SYSTEM, WATCH
 from verl_shipper.policy import delivery
 from verl_shipper.schema import Key, Node, accept
 from verl_shipper.show import record_lines, status_table, stream_folders
@@ -211,14 +212,14 @@ def test_configuration_keys_and_settings_are_those_of_the_code() -> None:
     keys = {row[0].strip("`"): row[2] for row in table_rows(text) if len(row) == 6}
     settings = {f"backends.{name}.{key}" for name in BUILT_IN for key in load_backend(name).setting_names()}
     sampling = {f"sampling.{key.path}" for key in SAMPLING}
-    own = {key.path for key in (*TOP, RUN_MAY_CHOOSE, *TRAINER)}
+    own = {key.path for key in (*TOP, *SYSTEM, RUN_MAY_CHOOSE, *TRAINER)} | {f"watch.{key.path}" for key in WATCH}
     assert keys.keys() - {"key", "backends.NAME.enabled"} == settings | sampling | own
     assert quantity(keys["node_quota_bytes"]) == NODE_QUOTA_BYTES
     assert quantity(keys["backends.mlflow.timeout_s"]) == TIMEOUT_S
 
 
 def declared_keys() -> Iterator[Key]:
-    yield from (*TOP, *SAMPLING, RUN_MAY_CHOOSE, ENABLED, *TRAINER)
+    yield from (*TOP, *WATCH, *SYSTEM, *SAMPLING, RUN_MAY_CHOOSE, ENABLED, *TRAINER)
     for name in BUILT_IN:
         for key in load_backend(name).settings_known or ():
             assert isinstance(key, Key), f"{name} declares {key!r} by its name alone"

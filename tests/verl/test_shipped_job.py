@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from support.browser import Browser
+from support.daemon import without_samples
 from support.mlflow_server import MlflowServer
 from support.site import Site
 from support.verl_job import Finished, job_environment, ppo_overrides, ray_folder, ray_overrides, run_command
@@ -80,6 +81,7 @@ def job(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ship
         with ray_folder() as ray:
             job = [*ppo_overrides(inputs, folder), *ray_overrides(ray), *TRACKERS, *TRACES, *LOG_PROBS]
             command = [sys.executable, "-m", "verl_shipper", "run", "--drain-timeout", str(DRAIN_S)]
+            command += without_samples([])
             command += site.mlflow_backend(server.uri)
             command += [
                 "--backend",

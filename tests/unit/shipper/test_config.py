@@ -39,7 +39,9 @@ def test_a_file_gives_backends_and_places(tmp_path: Path) -> None:
 def test_everything_has_a_default() -> None:
     found = load_config(None, (), ("console",))
 
-    assert found == Config({"console": {}}, source="command line", sampling={"console": {}})
+    default = Config({"console": {}}, source="command line", sampling={"console": {}}, system_metrics=True)
+    assert found == default
+    assert not Config({}).system_metrics, "nobody who makes one by hand wants records that nobody logged"
     assert found.node_quota_bytes == NODE_QUOTA_BYTES
     assert found.run_may_choose == MAY_CHOOSE
 

@@ -70,7 +70,7 @@ def _fail(*_: Any, **__: Any) -> Any:
 CHORES: dict[str, str] = {
     "listen": "verl_shipper.daemon.Listener.poll",
     "settle": "verl_shipper.daemon.Ingest.settle",
-    "adopt": "verl_shipper.daemon.Adopt.look",
+    "adopt": "verl_shipper.daemon.Daemon._adopt",
     "lanes": "verl_shipper.daemon.Supervisor.watch",
     "reclaim": "verl_shipper.daemon.Ingest.reclaim",
     "mend": "verl_shipper.daemon.Listener.mend",
@@ -346,9 +346,12 @@ def test_every_lane_is_told_all_that_concerns_it(following: Following) -> None:
 
     children = following.daemon.supervisor.children
     assert list(children) == ["console", "wandb"]
-    assert children["console"].orders.settings == {"stream": "stderr"}
-    assert children["wandb"].orders.settings["lock_dir"].endswith("state/locks")
-    more = dict(children["console"].orders.more)
+    console, wandb = children["console"].orders, children["wandb"].orders
+    assert isinstance(console, Orders)
+    assert isinstance(wandb, Orders)
+    assert console.settings == {"stream": "stderr"}
+    assert wandb.settings["lock_dir"].endswith("state/locks")
+    more = dict(console.more)
     assert more.pop("release_idle_s") == FLUSH_IDLE_S, "nobody writes to what has no socket"
     assert more == {
         "sampling": {"log_frequency": 10},

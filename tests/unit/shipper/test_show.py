@@ -146,3 +146,23 @@ def test_a_stream_without_a_header_is_shown_without_its_run(tmp_path: Path) -> N
     (line,) = record_lines(folder.path)
 
     assert "run_id" not in json.loads(line)
+
+
+def test_each_watched_folder_has_a_line() -> None:
+    report = _report(Account())
+    report.watch = [
+        {
+            "path": "/data/a\nb",
+            "kind": "auto",
+            "figures": {"files": 3, "records": 40, "waiting": 1, "no_json": 2},
+            "refused": {"unreadable: Permission denied": 1},
+        }
+    ]
+
+    text = " ".join(_text(report, width=200).split())
+
+    assert (
+        'watch "/data/a\\nb" (auto): 3 files taken (40 records), 1 waiting, 2 no_json, '
+        "1 refused now: unreadable: Permission denied" in text
+    )
+    assert report.to_json()["watch"] == report.watch

@@ -34,7 +34,7 @@ def _answer(batch: Batch) -> Outcome:
 def test_a_state_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     found = report(str(tmp_path / "absent"))
 
-    assert found.to_json() == {"daemon": {}, "runs": {}, "backends": {}}
+    assert found.to_json() == {"daemon": {}, "runs": {}, "backends": {}, "watch": []}
     assert found.pending == 0
 
 

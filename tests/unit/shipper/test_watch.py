@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,41 @@ def test_folders_that_are_not_there_yet_are_left_out(tmp_path: Path) -> None:
     wait_for(watch.take_news, 20.0, "the event comes")
     watch.stop()
     watch.stop()
+
+
+def test_a_folder_that_comes_later_or_anew_is_watched_from_then_on(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    watch = Watch([str(folder)])
+    watch.start()
+    try:
+        for number in range(2):
+            folder.mkdir()
+            watch.mend(1000.0 * (number + 1))
+            watch.take_news()
+            (folder / "new").mkdir()
+            wait_for(watch.take_news, 20.0, "the event comes")
+            folder.rename(tmp_path / f"old{number}")
+    finally:
+        watch.stop()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(28, "max_user_watches"), (24, "max_user_instances"), (5, "Input/output error")]
+)
+def test_each_cause_is_told_once_in_words_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, words: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("watchdog.observers.Observer.schedule", refuse)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    watch = Watch([str(tmp_path / "a"), str(tmp_path / "b")])
+    watch.start()
+    watch.mend(1000.0)
+    watch.stop()
+
+    (record,) = caplog.records
+    assert words in record.getMessage()
+    assert "space" not in record.getMessage()

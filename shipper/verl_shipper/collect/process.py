@@ -27,7 +27,7 @@ from verl_shipper.logs import log_to_stderr
 
 log = logging.getLogger("verl_shipper.collector")
 
-TICK_S = 0.25
+TICK_S = 0.5  # also how late an event is heard
 BEAT_S = 1.0
 BEAT_BYTES_MAX = 4000  # one write to a pipe is whole up to 4096
 LOCK_PAUSE_S = 0.1

@@ -42,6 +42,7 @@ bench: $(VENV)/test.done
 	$(BIN)/python benchmarks/ingest.py --quick
 	$(BIN)/python benchmarks/policy.py --quick
 	$(BIN)/python benchmarks/traces.py --quick
+	$(BIN)/python benchmarks/training_interference.py --quick
 
 $(VENV)/demo.done: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

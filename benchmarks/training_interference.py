@@ -1,7 +1,7 @@
 """What logging does to a training loop: step times bare, with verl-shipper, wandb offline and mlflow, each with
 trackers that are well, that hang and that are gone.
 
-    python benchmarks/training_interference.py [--quick] [--rounds 30] [--steps 30] [--patience 15] [--json FILE]
+    python benchmarks/training_interference.py [--quick] [--rounds 30] [--steps 60] [--patience 10] [--json FILE]
                                                [--cores shared,apart] [--only TEXT]
 
     round:  bare ▪ subject 1 ▪ bare ▪ subject 2 ▪ … ▪ bare      each a block of steps in its own process
@@ -367,8 +367,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="see that all works: two short rounds")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=30, help="of a block")
-    parser.add_argument("--patience", type=float, default=15.0, help="seconds that a block may take")
+    parser.add_argument("--steps", type=int, default=60, help="of a block")
+    parser.add_argument("--patience", type=float, default=10.0, help="seconds that a block may take")
     parser.add_argument("--cores", default="shared,apart")
     parser.add_argument("--only", default="", help="subjects whose name contains this")
     parser.add_argument("--json", type=Path)

@@ -76,7 +76,7 @@ def test_each_cycle_of_a_schedule_becomes_a_file_under_its_step(client: Client, 
     _train(10, schedule=plan, on_trace_ready=profiler_handler(client))
 
     files = _files(spool)
-    assert set(files) == {f"profiles/{NODE}.rank3.step{step}.pt.trace.json.gz" for step in (4, 8)}
+    assert set(files) == {f"{NODE}.rank3.step{step}.pt.trace.json.gz" for step in (4, 8)}
     for content in files.values():
         trace = json.loads(gzip.decompress(content))
         assert any("aten::" in str(event.get("name")) for event in trace["traceEvents"])
@@ -92,7 +92,7 @@ def test_traces_of_the_same_step_and_of_named_profilers_stay_apart(client: Clien
     for _ in range(2):
         _train(0, on_trace_ready=handler)
 
-    stem = f"profiles/forward.{NODE}.rank3.step0"
+    stem = f"forward.{NODE}.rank3.step0"
     assert set(_files(spool)) == {f"{stem}.pt.trace.json.gz", f"{stem}.2.pt.trace.json.gz"}
 
 
@@ -144,7 +144,7 @@ def test_a_snapshot_of_memory_becomes_a_file(
     memory_snapshot(client, name="after")
 
     files = _files(spool)
-    assert set(files) == {f"memory/{NODE}.rank3.step5.pickle.gz", f"memory/after.{NODE}.rank3.pickle.gz"}
+    assert set(files) == {f"{NODE}.rank3.step5.pickle.gz", f"after.{NODE}.rank3.pickle.gz"}
     assert all(pickle.loads(gzip.decompress(content)) == {"segments": []} for content in files.values())
     assert _left(tmp_path) == []
 

@@ -1,7 +1,7 @@
 """Traces of PyTorch's profiler and snapshots of its memory, handed over as files of the run.
 
-    profiles/<name.><node>.rank<rank>.step<step>.pt.trace.json.gz   Chrome's format, for Perfetto and TensorBoard
-    memory/<name.><node>.rank<rank>.step<step>.pickle.gz            for pytorch.org/memory_viz
+    <name.><node>.rank<rank>.step<step>.pt.trace.json.gz   Chrome's format, for Perfetto and TensorBoard
+    <name.><node>.rank<rank>.step<step>.pickle.gz              for pytorch.org/memory_viz
 
 torch writes a temporary file, the client compresses it into the spool, the file is removed. It lies in the system's
 folder for temporary files (TMPDIR): what a process killed meanwhile leaves in /dev/shm is memory that nobody frees.
@@ -40,7 +40,7 @@ def profiler_handler(client: Client, name: str = "") -> Callable[[Any], None]:
             with _temporary("trace.json") as path:
                 profiler.export_chrome_trace(path)
                 _check_complete(path)
-                client.log_file(path, f"profiles/{stem}.pt.trace.json", step=step, purpose=PROFILE, compress=True)
+                client.log_file(path, f"{stem}.pt.trace.json", step=step, purpose=PROFILE, compress=True)
 
         client._complaints.guard("profiler_handler", act)  # noqa: SLF001 - the one place that counts and tells failures
 
@@ -55,7 +55,7 @@ def memory_snapshot(client: Client, step: int | None = None, name: str = "") -> 
 
         with _temporary("snapshot.pickle") as path:
             torch.cuda.memory._dump_snapshot(path)  # noqa: SLF001 - the documented name
-            shown = f"memory/{_stem(client, name, step)}.pickle"
+            shown = f"{_stem(client, name, step)}.pickle"
             client.log_file(path, shown, step=step, purpose=MEMORY, compress=True)
 
     client._complaints.guard("memory_snapshot", act)  # noqa: SLF001 - as above

@@ -20,7 +20,8 @@ test: $(VENV)/test.done
 
 # Real verl, Ray and torch on the CPU: an environment of its own, 2 GB, and Chromium for the pages of MLflow.
 test-verl: $(VERL_VENV)/test.done
-	$(VERL_VENV)/bin/python -m pytest -m "verl or torch" $(wildcard tests/verl tests/torch tests/gpu tests/field)
+	$(VERL_VENV)/bin/python -m pytest -m torch -n 2 --dist worksteal tests/torch tests/gpu tests/field
+	$(VERL_VENV)/bin/python -m pytest -m verl tests/verl
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

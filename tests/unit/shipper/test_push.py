@@ -20,13 +20,15 @@ from support.disk import require_disks, small_disk
 from support.site import Site
 from support.spools import build_stream
 from support.streams import make_header
+from unit.client.spooled import bodies
 from verl_shipper import push as pushing
 from verl_shipper.errors import ConfigError, ShipperError
 from verl_shipper.push import found_files, purpose_of, push, step_of
 from verl_shipper.push_run import RunName, find_run
-from verl_shipper.show import record_lines, stream_folders
+from verl_shipper.show import stream_folders
 from verl_shipper_client import Client
 from verl_shipper_spool.header import HEADER_NAME, decode_header, encode_header, start_ticks, this_process
+from verl_shipper_spool.record import RecordKind
 
 RUN = RunName("run-1", "proj", "exp")
 OLD_NS = 10**18  # so long ago that nobody writes there
@@ -42,19 +44,15 @@ def write(path: Path, content: bytes, *, is_old: bool = True) -> Path:
 
 def spooled(spool: Path) -> dict[str, bytes]:
     """Files in a spool by name, put together."""
-    made: dict[str, bytearray] = {}
+    made: dict[bytes, bytearray] = {}
     whole: dict[str, bytes] = {}
-    for folder in stream_folders(str(spool)):
-        for line in map(json.loads, record_lines(folder)):
-            if line["kind"] != "file":
-                continue
-            body = line["data"]
-            content = made.setdefault(body["file_id"], bytearray())
-            assert body["offset"] == len(content)
-            content += bytes.fromhex(body["data"])
-            if "sha256" in body:
-                assert body["name"] not in whole, "twice"
-                whole[body["name"]] = bytes(content)
+    for body in bodies(spool, RecordKind.FILE):
+        content = made.setdefault(body["file_id"], bytearray())
+        assert body["offset"] == len(content)
+        content += body["data"]
+        if "sha256" in body:
+            assert body["name"] not in whole, "twice"
+            whole[body["name"]] = bytes(content)
     return whole
 
 

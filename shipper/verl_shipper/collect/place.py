@@ -177,7 +177,7 @@ class Place:
 
     def _new(self, found: Found) -> File | None:
         fields: dict[str, Any] = {}
-        if found.seen.mtime_ns <= self._skips_before_ns:
+        if self._skips_before_ns and found.seen.mtime_ns <= self._skips_before_ns:
             fields = {"state": TAKEN}
             if found.kind == METRICS:
                 try:

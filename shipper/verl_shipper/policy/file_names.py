@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 
+from verl_shipper.values import visible
 from verl_shipper_spool.file_parts import FILE, MEMORY, PROFILE
 
 GENERATIONS, METRICS, AUTO, WHOLE = "generations", "metrics", "auto", "file"
@@ -69,9 +70,9 @@ def is_plain_json(name: str) -> bool:
 
 
 def names_in(path: str) -> tuple[str, str]:
-    """Project and experiment of a `file` logger's path."""
+    """Project and experiment of a `file` logger's path; what is no text in it is replaced visibly."""
     folder, _, name = path.rpartition("/")
-    return folder.rpartition("/")[2], name.removesuffix(".jsonl")
+    return visible(folder.rpartition("/")[2]), visible(name.removesuffix(".jsonl"))
 
 
 def _bounded(digits: str) -> int | None:

@@ -214,3 +214,25 @@ def test_what_is_there_already_can_be_skipped(tmp_path: Path, end: str) -> None:
     assert sorted(losses(bench)) == [3, 4, 9]
     assert bench.figures()["skipped"] == 1
     bench.close()
+
+
+def test_names_of_any_bytes_are_taken(bench: Collected) -> None:
+    folder = os.path.join(os.fsencode(bench.folder), b"a\nb\xff")
+    bench.entries = [bench.entry(kind="metrics", recursive=True)]
+    os.mkdir(folder)
+    with open(os.path.join(folder, b"na\xffme.jsonl"), "w") as file:
+        file.write(dump(steps(0, 2)))
+
+    bench.settle()
+
+    assert losses(bench) == [0, 1]
+
+
+@pytest.mark.parametrize("date_s", [0, -1])
+def test_a_file_without_a_date_is_taken_like_any_other(bench: Collected, date_s: int) -> None:
+    write(bench, dump(steps(0, 2)))
+    os.utime(bench.folder / NAME, (date_s, date_s))
+
+    bench.settle()
+
+    assert losses(bench) == [0, 1]

@@ -223,6 +223,12 @@ def _say_remaining(daemon: Daemon) -> None:
                 f"verl-shipper: {total.pending} of {total.logged} records are not at {name} yet{why}; "
                 f"they are kept: `verl-shipper run` or `verl-shipper flush` delivers them"
             )
+    for place in found.watch:
+        if waiting := place.get("figures", {}).get("waiting", 0):
+            _say(
+                f"verl-shipper: {waiting} or more files in {place.get('path')} are not taken yet; "
+                f"`verl-shipper run` or `verl-shipper flush` with the same `watch` takes them"
+            )
 
 
 def _say(text: str) -> None:

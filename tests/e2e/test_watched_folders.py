@@ -100,6 +100,23 @@ def test_a_command_is_not_over_before_its_last_files_are_delivered(site: Site) -
     assert not list((site.state / "collected").iterdir()), "its streams are taken, sealed and gone"
 
 
+def test_a_command_whose_files_take_longer_than_its_drain_says_that_some_wait_and_the_next_start_takes_them(
+    site: Site,
+) -> None:
+    arguments = watching(site)
+    for number in range(1500):
+        (site.root / "data" / f"{number}.jsonl").write_text(dump(samples(number, 1, f"s{number}-")))
+    command = [sys.executable, "-c", "import time; time.sleep(4)"]
+    result = shipper(site, "run", *arguments, "--drain-timeout", "0.1", "--", *command, timeout_s=120)
+
+    assert result.returncode == 0
+    (line,) = [line for line in result.stderr.splitlines() if "are not taken yet" in line]
+    assert str(site.root / "data") in line
+
+    shipper(site, "flush", *arguments, "--state-dir", site.state, timeout_s=200)
+    assert outputs(site) == Counter(f"as{number}-0" for number in range(1500))
+
+
 def test_a_flush_takes_what_is_there_and_ends(site: Site) -> None:
     arguments = watching(site)
     (site.root / "data" / "1.jsonl").write_text(dump(samples(1, 2)))

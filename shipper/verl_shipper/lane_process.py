@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
-import signal
 import sqlite3
 import sys
 import time
@@ -22,11 +20,11 @@ from typing import Any
 
 from verl_shipper.backends import load_backend
 from verl_shipper.backends.base import Backend
-from verl_shipper.errors import HeldError, ShipperError
+from verl_shipper.child_process import BEAT_S, beat, leave_signals_to_the_daemon, take_lock, told_to_stop
+from verl_shipper.errors import ShipperError
 from verl_shipper.lane import HungUploadError, Lane
 from verl_shipper.lane_intake import Order
 from verl_shipper.lane_store import LaneStore
-from verl_shipper.lock import Lock
 from verl_shipper.logs import log_to_stderr
 from verl_shipper_spool.location import UNNAMED
 
@@ -35,7 +33,6 @@ log = logging.getLogger("verl_shipper.lane")
 EXIT_HUNG = 75
 TICK_S = 0.05
 BUSY_TICK_S = 0.005
-BEAT_S = 1.0
 STOP_GRACE_S = 3.0  # uploads under way may end; the rest stays in the outbox
 
 
@@ -66,12 +63,11 @@ def store_path(state_dir: str, backend: str) -> str:
 
 def main() -> int:
     """Run one lane until told to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C, and whatever else a whole group is sent: the daemon's to handle
+    leave_signals_to_the_daemon()
     order = LaneOrder(**json.loads(sys.stdin.buffer.readline()))
     log_to_stderr(order.log_level, f"%(asctime)s %(levelname)s lane {order.backend}: %(message)s")
     try:
-        lock = _take_lock(order)
+        lock = take_lock(store_path(order.state_dir, order.backend) + ".lock", f"lane {order.backend}", order.beat_fd)
         backend_class = load_backend(order.backend)
     except ShipperError as error:
         log.error("%s", error.line())  # noqa: TRY400 - a line for a person, not a traceback
@@ -106,17 +102,6 @@ def _run(order: LaneOrder, backend_class: type[Backend]) -> int:
     return code
 
 
-def _take_lock(order: LaneOrder) -> Lock | None:
-    """Wait for the lane of a killed daemon to end. None when our own daemon went away meanwhile."""
-    while True:
-        try:
-            return Lock.take(store_path(order.state_dir, order.backend) + ".lock", f"lane {order.backend}")
-        except HeldError:
-            if _told_to_stop(0.1):
-                return None
-            _beat(order.beat_fd)
-
-
 def _turn(lane: Lane, beat_fd: int) -> None:
     beat_at_s = 0.0
     while True:
@@ -124,22 +109,9 @@ def _turn(lane: Lane, beat_fd: int) -> None:
         moved = lane.tick(now_s)
         if now_s >= beat_at_s:
             beat_at_s = now_s + BEAT_S
-            _beat(beat_fd)
-        if _told_to_stop(BUSY_TICK_S if moved or lane.uploading else TICK_S):
+            beat(beat_fd)
+        if told_to_stop(BUSY_TICK_S if moved or lane.uploading else TICK_S):
             return
-
-
-def _told_to_stop(wait_s: float) -> bool:
-    poll = select.poll()
-    poll.register(sys.stdin, select.POLLIN)
-    return bool(poll.poll(wait_s * 1000))  # "stop" and end of file mean the same
-
-
-def _beat(fd: int) -> None:
-    try:
-        os.write(fd, b"beat\n")
-    except OSError:
-        log.debug("nobody listens to our beat any more")
 
 
 if __name__ == "__main__":

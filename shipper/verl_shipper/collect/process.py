@@ -1,7 +1,7 @@
 """The process of a collector: `python -m verl_shipper.collect.process`, started by the supervisor only.
 
     stdin    first line: CollectOrder as JSON; then the end of file when the daemon is gone or wants no more
-    beat fd  a JSON line a second: {"settled_ns", "problems"}; silence means hung
+    beat fd  a JSON line a second: {"settled_ns", "problems"}, a mere beat before there is one; silence means hung
 
 Promises: one collector per state folder (a lock outlives a daemon that was killed); ends by itself when its daemon
 does, or with `ends` when nothing is left to take. Exit codes: 0 stopped or done, 1 anything else; the supervisor
@@ -13,33 +13,27 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
-import signal
 import sqlite3
 import sys
 import time
 
+from verl_shipper.child_process import BEAT_S, beat, leave_signals_to_the_daemon, take_lock, told_to_stop
 from verl_shipper.collect.collector import Collector
 from verl_shipper.collect.order import NAME, CollectOrder
-from verl_shipper.errors import HeldError
-from verl_shipper.lock import Lock
 from verl_shipper.logs import log_to_stderr
 
 log = logging.getLogger("verl_shipper.collector")
 
 TICK_S = 0.5  # also how late an event is heard
-BEAT_S = 1.0
 BEAT_BYTES_MAX = 4000  # one write to a pipe is whole up to 4096
-LOCK_PAUSE_S = 0.1
 
 
 def main() -> int:
     """Collect until told to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # whatever a whole group is sent: the daemon's to handle
+    leave_signals_to_the_daemon()
     order = CollectOrder.of(sys.stdin.buffer.readline())
     log_to_stderr(order.log_level, f"%(asctime)s %(levelname)s {NAME}: %(message)s")
-    lock = _take_lock(order)
+    lock = take_lock(os.path.join(order.state_dir, "collect.lock"), NAME, order.beat_fd)
     if lock is None:
         return 0
     os._exit(_run(order))  # at once: a thread that hangs must not keep us
@@ -72,25 +66,8 @@ def _turn(collector: Collector, order: CollectOrder) -> None:
             _beat(order.beat_fd, collector)
         if order.ends and collector.settled_ns >= began_ns:
             return
-        if _told_to_stop(0.0 if is_busy else TICK_S):
+        if told_to_stop(0.0 if is_busy else TICK_S):
             return
-
-
-def _take_lock(order: CollectOrder) -> Lock | None:
-    """Wait for the collector of a killed daemon to end. None when our own daemon went away meanwhile."""
-    while True:
-        try:
-            return Lock.take(os.path.join(order.state_dir, "collect.lock"), NAME)
-        except HeldError:
-            if _told_to_stop(LOCK_PAUSE_S):
-                return None
-            _write(order.beat_fd, b"{}\n")
-
-
-def _told_to_stop(wait_s: float) -> bool:
-    poll = select.poll()
-    poll.register(sys.stdin, select.POLLIN)
-    return bool(poll.poll(wait_s * 1000))
 
 
 def _beat(fd: int, collector: Collector) -> None:
@@ -99,14 +76,7 @@ def _beat(fd: int, collector: Collector) -> None:
     while problems and len(line) > BEAT_BYTES_MAX:
         problems.pop()
         line = json.dumps({"settled_ns": settled_ns, "problems": problems}).encode()
-    _write(fd, line + b"\n")
-
-
-def _write(fd: int, line: bytes) -> None:
-    try:
-        os.write(fd, line)
-    except OSError:
-        log.debug("nobody listens to our beat any more")
+    beat(fd, line + b"\n")
 
 
 if __name__ == "__main__":

@@ -23,16 +23,16 @@ from typing import Any
 import msgpack
 
 from verl_shipper_client import device, generations, identity, process_exit
-from verl_shipper_client.beginning import body_of_start, header_of
 from verl_shipper_client.complaints import Complaints
-from verl_shipper_client.held import HELD_S_MAX, Unfinished
-from verl_shipper_client.packing import body_of, early_step, pack_apart, pack_slowly
+from verl_shipper_client.held import HELD_S_MAX, Held, Unfinished
+from verl_shipper_client.packing import body_of, early_step, pack_apart, pack_slowly, shown_config
 from verl_shipper_client.sender import Sender
 from verl_shipper_client.span import Span, SpanValues, attributes_of
 from verl_shipper_client.streams import METRICS_CLASS, Streams
 from verl_shipper_client.values import STEP_MAX, cut_text, plain, to_plain, whole_step
 from verl_shipper_spool.file_parts import FILE, parts_of
 from verl_shipper_spool.frame import PAYLOAD_BYTES_MAX
+from verl_shipper_spool.header import fresh_header, start_body
 from verl_shipper_spool.location import SOCKET_BELOW_SPOOL, socket_address, spool_dir
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
 from verl_shipper_spool.writer import StreamWriter
@@ -230,7 +230,7 @@ class Client:
                     (self._streams or self._start()).scalars.use_reserve()
                     body = {"exit_code": whole_step(exit_code), "reason": "finish"}
                     self._append(RecordKind.RUN_FINISH, None, body)
-                self._release(Streams.give_up)  # another thread may have logged since
+                self._release(Held.give_up)  # another thread may have logged since
                 for writer in self._writers():
                     writer.declare_losses()
                 sender, self._sender = self._sender, None
@@ -282,15 +282,15 @@ class Client:
         """Make this process's streams; the first record of a run is its start."""
         folder = spool_dir(self._spool_argument)
         address = self._daemon_address(folder)
-        names = self.project, self.experiment
-        header = header_of(self.run_id, names, self.rank, self.world, is_head=self._is_head)
+        forked = not self._is_head
+        header = fresh_header(self.run_id, self.project, self.experiment, self.rank, self.world, forked=forked)
         streams = Streams(folder, header, self._complaints)
         if self._streams is not None:
             return self._streams  # a signal handler logged meanwhile and has done all this
         self._address, self._streams = address, streams
         device.prepare()
         if self._is_head or self._config is not None:
-            self._append(RecordKind.RUN_START, None, body_of_start(header, self._config))
+            self._append(RecordKind.RUN_START, None, start_body(header, shown_config(self._config)))
         return streams
 
     def _daemon_address(self, folder: str) -> str:
@@ -327,13 +327,13 @@ class Client:
         attributes = values.attributes
         self._complaints.guard("span", lambda: self._append(RecordKind.SPAN, attributes.get("step"), values.body()))
 
-    def _release(self, act: Callable[[Streams], bool] = Streams.release) -> bool:
+    def _release(self, act: Callable[[Held], bool] = Held.release) -> bool:
         """Write what waited for a device and is complete. True when nothing waits any more."""
         streams = self._streams
         if streams is None or not (streams.held.queue or streams.bulk_held.queue):
             return True
         with self._lock:
-            return act(streams)
+            return streams.each_held(act)
 
     def _writers(self) -> tuple[StreamWriter, ...]:
         return self._streams.writers if self._streams is not None else ()
@@ -345,14 +345,14 @@ class Client:
         deadline_s = time.monotonic() + timeout_s
         while not self._release():
             if not time.monotonic() < deadline_s:  # true for a timeout that is no number
-                self._release(Streams.give_up)
+                self._release(Held.give_up)
                 return
             time.sleep(DEVICE_LOOK_S)
 
     def _start_sender(self) -> None:
         if _ending.is_set():
             return  # a thread begun while the interpreter is taken apart never runs, and its starter waits for ever
-        sender = Sender(self._address, self._lock, functools.partial(self._release, Streams.look))
+        sender = Sender(self._address, self._lock, functools.partial(self._release, Held.look))
         for writer in self._writers():
             sender.add(writer)
         self._sender = sender

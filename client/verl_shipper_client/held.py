@@ -3,6 +3,7 @@
     add(…)       at the end of the queue
     release()    from its front: write what is complete, in order; give up what waits too long
     look()       the same for another thread than those that log: asks no device
+    give_up()    write all, whatever has come of it
 
 A stream's records keep the order in which they were logged, so one whose values are still on a device holds back the
 later ones of its stream. All of these are in memory only: a killed process loses them, and nothing else. Bounded: by
@@ -78,20 +79,21 @@ class Held:
         self.queue.append(_Entry(content, record_class, time.monotonic()))
         self.release()
 
-    def release(self, *, give_up: bool = False) -> bool:
-        """Write what is complete. `give_up`: the rest as well, as far as it goes. True when nothing waits any more."""
+    def release(self) -> bool:
+        """Write what is complete; a device that is late is asked. True when nothing waits any more."""
+        return self._write_out(
+            lambda reading, age_s: reading.has_arrived() or (age_s > ASK_AFTER_S and reading.is_done())
+        )
 
-        def may_go(entry: _Entry, reading: Reading) -> bool:
-            is_late = give_up or time.monotonic() - entry.since_s > ASK_AFTER_S
-            return reading.has_arrived() or (is_late and reading.is_done()) or give_up
-
-        return self._write_out(may_go)
+    def give_up(self) -> bool:
+        """Write all that waits, with markers in place of what a device that is asked has not brought."""
+        return self._write_out(lambda reading, _age_s: reading.has_arrived() or reading.is_done() or True)
 
     def look(self) -> bool:
-        """Write what is complete, without a question to a device. True when nothing waits any more."""
-        return self._write_out(lambda _entry, reading: reading.has_arrived())
+        """Write what is complete, without a question to a device."""
+        return self._write_out(lambda reading, _age_s: reading.has_arrived())
 
-    def _write_out(self, may_go: Callable[[_Entry, Reading], bool]) -> bool:
+    def _write_out(self, may_go: Callable[[Reading, float], bool]) -> bool:
         if self._writing:
             return False  # a signal handler inside us: we go on with what it has added
         self._writing = True
@@ -100,7 +102,8 @@ class Held:
                 entry = self.queue[0]
                 content = entry.content
                 if isinstance(content, Unfinished):
-                    if not (may_go(entry, content.reading) or self._is_over_limit(entry)):
+                    age_s = time.monotonic() - entry.since_s
+                    if not (may_go(content.reading, age_s) or self._is_over_limit(age_s)):
                         return False
                     content = content.payload()
                 self._append(content, entry.record_class)
@@ -110,9 +113,5 @@ class Held:
             self._writing = False
         return True
 
-    def _is_over_limit(self, oldest: _Entry) -> bool:
-        return (
-            time.monotonic() - oldest.since_s > HELD_S_MAX
-            or len(self.queue) > HELD_RECORDS_MAX
-            or self._size_bytes > HELD_BYTES_MAX
-        )
+    def _is_over_limit(self, age_s: float) -> bool:
+        return age_s > HELD_S_MAX or len(self.queue) > HELD_RECORDS_MAX or self._size_bytes > HELD_BYTES_MAX

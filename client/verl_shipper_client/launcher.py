@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from verl_shipper_spool.header import pid_namespace, start_ticks, this_process
+from verl_shipper_spool.header import parent_of, pid_namespace, start_ticks, this_process
 
 RANK_MAX = 2**31 - 1
 TORCHRUN, RAY, ENV, MPI, SLURM = "torchrun", "ray", "env", "mpi", "slurm"
@@ -90,7 +90,7 @@ def shared_facts(place: Place) -> tuple[str, ...]:
 def agent_facts() -> tuple[str, ...]:
     """The torchrun process of this node, over all restarts of its workers; empty when it cannot be told."""
     folder = agent_folder()
-    return (_boot_id(), folder) if folder else _starter(ROWS[0])
+    return (this_process().boot_id, folder) if folder else _starter(ROWS[0])
 
 
 def agent_folder() -> str:
@@ -206,8 +206,8 @@ def _starter(row: Row) -> tuple[str, ...]:
             return ()
         if _environment(pid, names) != ours:
             ticks = start_ticks(pid)
-            return (_boot_id(), pid_namespace(), str(pid), str(ticks)) if ticks else ()
-        pid = _parent(pid)
+            return (this_process().boot_id, pid_namespace(), str(pid), str(ticks)) if ticks else ()
+        pid = parent_of(pid)
     return ()
 
 
@@ -221,18 +221,6 @@ def _environment(pid: int | str, names: Iterable[str]) -> dict[str, str]:
     wanted = set(names)
     pairs = (line.partition(b"=") for line in content.split(b"\0"))
     return {name: os.fsdecode(value) for key, _, value in pairs if (name := os.fsdecode(key)) in wanted}
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _boot_id() -> str:
-    return this_process().boot_id
 
 
 def _first(names: Iterable[str]) -> int | None:

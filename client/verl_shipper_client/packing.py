@@ -14,6 +14,7 @@ from verl_shipper_client.device import Reading
 from verl_shipper_client.held import Unfinished
 from verl_shipper_client.values import Take, is_on_device, plain, to_plain, whole_step
 from verl_shipper_spool.record import RECORD_VERSION, RecordKind
+from verl_shipper_spool.redact import redact
 
 
 def pack_apart(value: Any) -> bytes:
@@ -30,7 +31,7 @@ def pack_slowly(kind: RecordKind, seq: int, step: Any, body: Any, *, wait: bool 
     time_ns = time.time_ns()
     reading = Reading()
     copied = body_of(body, None if wait else reading.take)
-    step = reading.take(step) if _is_on_device(step) and not wait else whole_step(step)
+    step = reading.take(step) if is_on_device(step) and not wait else whole_step(step)
     if reading.is_empty:
         return pack_apart((RECORD_VERSION, int(kind), seq, step, time_ns, copied))
     reading.start()
@@ -43,13 +44,14 @@ def body_of(data: Any, take: Take | None = None) -> dict[Any, Any]:
     return copied if isinstance(copied, dict) else {"value": copied}
 
 
+def shown_config(config: Any) -> dict[str, Any]:
+    """A run's configuration as it travels: plain, a mapping, without its secrets."""
+    shown = redact(plain(config))
+    if isinstance(shown, dict):
+        return shown
+    return {} if shown is None else {"config": shown}
+
+
 def early_step(step: Any) -> Any:
     """The step as an int or None; as it is when it is still on a device."""
-    return step if _is_on_device(step) else whole_step(step)
-
-
-def _is_on_device(step: Any) -> bool:
-    try:
-        return is_on_device(step)
-    except Exception:  # noqa: BLE001 - any object may be given
-        return False
+    return step if is_on_device(step) else whole_step(step)

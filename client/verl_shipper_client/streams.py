@@ -8,6 +8,7 @@ The caller holds the client's lock. Must not know: values, sockets. On failure: 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from verl_shipper_client.complaints import Complaints
 from verl_shipper_client.held import Held, Unfinished
@@ -50,20 +51,10 @@ class Streams:
         else:
             self._append(writer, content, record_class or METRICS_CLASS)
 
-    def release(self) -> bool:
-        """Write what waited for a device and is complete. True when nothing waits any more."""
-        is_empty = self.held.release()
-        return self.bulk_held.release() and is_empty
-
-    def give_up(self) -> bool:
-        """Write all that waits, with markers in place of what never came."""
-        is_empty = self.held.release(give_up=True)
-        return self.bulk_held.release(give_up=True) and is_empty
-
-    def look(self) -> bool:
-        """The same for the sender's thread, which must not ask a device."""
-        is_empty = self.held.look()
-        return self.bulk_held.look() and is_empty
+    def each_held(self, act: Callable[[Held], bool]) -> bool:
+        """Let both queues write what may go. True when nothing waits any more."""
+        is_empty = act(self.held)
+        return act(self.bulk_held) and is_empty
 
     def tell_loss(self, writer: StreamWriter) -> None:
         why = writer.last_error or writer.folder

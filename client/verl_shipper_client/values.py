@@ -84,7 +84,10 @@ def plain(value: Any, take: Take | None = None) -> Any:
 
 def is_on_device(value: Any) -> bool:
     """Whether a value is one number in the memory of a device."""
-    return getattr(value, "is_cpu", True) is False and not getattr(value, "is_meta", False) and _count(value) == 1
+    try:
+        return getattr(value, "is_cpu", True) is False and not getattr(value, "is_meta", False) and _count(value) == 1
+    except Exception:  # noqa: BLE001 - see the header
+        return False
 
 
 def is_a(value: object, kind: Any) -> bool:

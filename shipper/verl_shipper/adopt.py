@@ -15,7 +15,6 @@ import errno
 import logging
 import os
 import pwd
-import re
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from verl_shipper.ingest import Ingest, IngestRefusedError
 from verl_shipper.liveness import Life, judge, silent_s
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.files import RealFiles
-from verl_shipper_spool.header import ENDED_NAME, HEADER_NAME, Process, StreamHeader, decode_header, this_process
+from verl_shipper_spool.header import ENDED_NAME, Process, StreamHeader, is_stream_id, read_header, this_process
 from verl_shipper_spool.loss_journal import read_losses
 from verl_shipper_spool.reader import Damage, Frame, StreamReader
 from verl_shipper_spool.segment import RawReader, list_segments
@@ -37,7 +36,6 @@ REFUSED_PAUSE_S = 5.0
 UNKNOWN_PAUSE_S = 20.0  # a writer on another machine is judged by its silence; minutes of it make no difference
 STILL_NS = 2 * 10**9  # a folder's own time tells that nothing was made in it, once it is older than any clock is coarse
 HEADER_GRACE_S = 60.0  # a folder without a readable header may be in the making
-_STREAM_FOLDER = re.compile(r"^[0-9a-f]{32}$")
 
 
 @dataclass(slots=True)
@@ -54,9 +52,7 @@ class Source:
     behind: bool = True  # the last look left something to take
     found_at_s: float = 0.0  # a live writer gets UNHEARD_S from here to speak for itself
     unknown_until_s: float = 0.0  # nobody can tell whether its writer lives; not asked again before
-    last: tuple[int, int, str] | None = (
-        None  # time of the folder as its last segment was found: offset and path of that
-    )
+    last: tuple[int, int, str] | None = None  # the folder's time, offset and path of its last segment as it was found
 
 
 @dataclass(slots=True)
@@ -134,13 +130,12 @@ class Adopt:
                 continue
             self.problems.pop(root, None)
             for name in names:
-                if name not in self.sources and name not in self._done and _STREAM_FOLDER.match(name):
+                if name not in self.sources and name not in self._done and is_stream_id(name):
                     self._add(os.path.join(root, name), name)
 
     def _add(self, folder: str, name: str) -> None:
         try:
-            with open(os.path.join(folder, HEADER_NAME), "rb") as file:
-                header = decode_header(file.read())
+            header = read_header(folder)
         except (OSError, CorruptionError) as error:
             if silent_s(folder, time.time()) > HEADER_GRACE_S or isinstance(error, PermissionError):
                 why = error.strerror if isinstance(error, OSError) else str(error)

@@ -339,9 +339,8 @@ class Daemon:
         lines = {key: json.dumps(value) for key, value in notes.items()}
         changed = {key: line for key, line in lines.items() if self._notes.get(key) != line}
         age_ns = notes["updated_ns"] - int(self._notes.get("updated_ns", 0))
-        if (
-            changed.keys() - {"updated_ns", "collected_ns"} or age_ns > QUIET_STATUS_S * 1e9
-        ):  # an idle daemon leaves the disk alone
+        is_news = bool(changed.keys() - {"updated_ns", "collected_ns"})
+        if is_news or age_ns > QUIET_STATUS_S * 1e9:  # an idle daemon leaves the disk alone
             self.ingest.write_notes(changed)
             self._notes = lines
 

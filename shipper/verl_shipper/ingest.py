@@ -23,7 +23,7 @@ from verl_shipper.node_stream import NodeStream
 from verl_shipper.store import open_store, transaction
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Walker
-from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header, encode_header
+from verl_shipper_spool.header import StreamHeader, decode_header, encode_header, read_header
 from verl_shipper_spool.record import Loss
 
 log = logging.getLogger(__name__)
@@ -245,8 +245,7 @@ class Ingest:
     def _recover(self, name: str, folder: str) -> None:
         row = self.store.execute("SELECT header, ordinal_next FROM streams WHERE stream_id = ?", (name,)).fetchone()
         try:
-            with open(os.path.join(folder, HEADER_NAME), "rb") as file:
-                header = decode_header(file.read())
+            header = read_header(folder)
         except (FileNotFoundError, CorruptionError) as error:
             if row is None:
                 log.warning("%s: no usable header (%s); kept, not delivered", folder, error)

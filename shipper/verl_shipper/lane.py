@@ -30,7 +30,7 @@ from verl_shipper.lane_stream import Stream
 from verl_shipper.policy.backoff import PARK_S, delay_s, wish_s
 from verl_shipper.policy.delivery import TRANSITIONS, Step, halves
 from verl_shipper_spool.errors import CorruptionError
-from verl_shipper_spool.header import HEADER_NAME, decode_header
+from verl_shipper_spool.header import read_header
 from verl_shipper_spool.location import UNNAMED
 from verl_shipper_spool.reader import StreamReader
 
@@ -147,8 +147,7 @@ class Lane:
     def _add_stream(self, name: str) -> None:
         folder = os.path.join(self._spool_dir, name)
         try:
-            with open(os.path.join(folder, HEADER_NAME), "rb") as file:
-                header = decode_header(file.read())
+            header = read_header(folder)
         except (OSError, CorruptionError):
             return  # in the making; the next look sees it
         self._known.add(name)

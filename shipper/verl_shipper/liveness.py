@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import os
 
-from verl_shipper_spool.header import Process, start_ticks
+from verl_shipper_spool.header import Process, process_stat, start_ticks
 
 REBOOTED_AGE_S = 60.0  # several missed beats
 DEAD_AGE_S = 24 * 3600.0  # a writer we cannot see beats every 10 s; a day of silence is no pause
@@ -48,8 +48,4 @@ def silent_s(folder: str, now_s: float) -> float:
 
 def _is_zombie(pid: int) -> bool:
     """A process that ended but was not waited for writes no more."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return True
+    return process_stat(pid)[:1] in ([], ["Z"])

@@ -30,7 +30,7 @@ from verl_shipper.errors import ShipperError
 from verl_shipper.push_run import RunName
 from verl_shipper_spool.file_parts import FILE, FILE_BYTES_MAX, MEMORY, PROFILE, FileTooLargeError, clean_name, parts_of
 from verl_shipper_spool.files import FILE_MODE, RealFiles
-from verl_shipper_spool.header import BULK, SCALARS, StreamHeader, new_id, sibling, this_process
+from verl_shipper_spool.header import BULK, fresh_header, sibling, start_body
 from verl_shipper_spool.record import Record, RecordKind, encode_record
 from verl_shipper_spool.writer import StreamWriter
 
@@ -165,30 +165,16 @@ class _Streams:
     """This process's streams, made with the first file."""
 
     def __init__(self, spool: str, run: RunName) -> None:
-        header = StreamHeader(
-            stream_id=new_id(),
-            writer_id=new_id(),
-            stream_class=SCALARS,
-            run_id=run.run_id,
-            project=run.project,
-            experiment=run.experiment,
-            rank=0,
-            world=run.world,
-            created_ns=time.time_ns(),
-            forked=True,
-            process=this_process(),
-        )
-        self._run = run
+        self._header = fresh_header(run.run_id, run.project, run.experiment, 0, run.world, forked=True)
         self._seq = itertools.count()
-        self._scalars = StreamWriter(spool, header)
-        self._bulk = StreamWriter(spool, sibling(header, BULK))
+        self._scalars = StreamWriter(spool, self._header)
+        self._bulk = StreamWriter(spool, sibling(self._header, BULK))
         self._is_begun = False
 
     def write(self, source: BinaryIO, name: str, purpose: str, step: int | None, file_id: bytes, size: int) -> None:
         """All parts of a file, durable when it returns. Raises OSError, FileTooLargeError."""
         if not self._is_begun:
-            body = {"project": self._run.project, "experiment": self._run.experiment, "config": {}, "forked": True}
-            self._append(self._scalars, RecordKind.RUN_START, None, body)
+            self._append(self._scalars, RecordKind.RUN_START, None, start_body(self._header, {}))
             self._is_begun = True
         compress = size >= COMPRESS_BYTES_MIN and name.lower().endswith(COMPRESSED)
         for body in parts_of(source, name, purpose, compress=compress):

@@ -10,8 +10,8 @@ Must not know: files, records. On failure: ConfigError.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from verl_shipper.errors import ConfigError
 from verl_shipper.liveness import Life, judge, silent_s
 from verl_shipper_spool.errors import CorruptionError
-from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header, start_ticks, this_process
+from verl_shipper_spool.header import StreamHeader, is_stream_id, parent_of, read_header, start_ticks, this_process
 from verl_shipper_spool.location import RUN_ID_VARIABLE, state_dir
 
-STREAM_FOLDER = re.compile(r"^[0-9a-f]{32}$")
 ANCESTORS_MAX = 64
 SHOWN_MAX = 5
 
@@ -77,12 +76,9 @@ def streams(folder: str) -> Iterator[Known]:
         return
     for name in names:
         path = os.path.join(folder, name)
-        try:
-            if STREAM_FOLDER.match(name):
-                with open(os.path.join(path, HEADER_NAME), "rb") as file:
-                    yield Known(path, decode_header(file.read()))
-        except (OSError, CorruptionError):
-            continue
+        with contextlib.suppress(OSError, CorruptionError):
+            if is_stream_id(name):
+                yield Known(path, read_header(path))
 
 
 def _named(known: Iterable[Known]) -> RunName | None:
@@ -111,16 +107,8 @@ def _of_ancestor(known: list[Known]) -> RunName | None:
         ]
         if found:
             return _named([each for each in found if each.header.run_id == found[-1].header.run_id])
-        pid = _parent(pid)
+        pid = parent_of(pid)
     return None
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _is_alive(known: Known) -> bool:

@@ -17,7 +17,7 @@ from verl_shipper.status import Account, Report
 from verl_shipper.values import to_json
 from verl_shipper_spool.errors import CorruptionError
 from verl_shipper_spool.frame import Kind
-from verl_shipper_spool.header import HEADER_NAME, StreamHeader, decode_header
+from verl_shipper_spool.header import HEADER_NAME, StreamHeader, read_header
 from verl_shipper_spool.reader import Damage, Frame, Gap, StreamReader
 from verl_shipper_spool.record import KIND_NAME, Record, RecordKind, decode_loss, decode_record
 
@@ -225,7 +225,6 @@ def _shown(record: Record) -> dict[Any, Any]:
 
 def _header(folder: str) -> StreamHeader | None:
     try:
-        with open(os.path.join(folder, HEADER_NAME), "rb") as file:
-            return decode_header(file.read())
+        return read_header(folder)
     except (OSError, CorruptionError):
         return None

@@ -23,7 +23,7 @@ from verl_shipper.checks import Finding, Level
 from verl_shipper.command import verl_version
 from verl_shipper.store import open_store_read_only
 from verl_shipper_spool.errors import CorruptionError
-from verl_shipper_spool.header import HEADER_NAME, SCALARS, StreamHeader, decode_header
+from verl_shipper_spool.header import SCALARS, StreamHeader, decode_header, read_header
 from verl_shipper_spool.location import TAKEOVER_VARIABLE
 from verl_shipper_spool.verl_names import (
     MODULES_SINCE,
@@ -160,8 +160,8 @@ def _waiting(spool: str) -> Iterator[StreamHeader]:
     with contextlib.suppress(OSError):
         names = os.listdir(spool)
     for name in names:
-        with contextlib.suppress(OSError, CorruptionError), open(os.path.join(spool, name, HEADER_NAME), "rb") as file:
-            yield decode_header(file.read())
+        with contextlib.suppress(OSError, CorruptionError):
+            yield read_header(os.path.join(spool, name))
 
 
 def _taken(state_file: str) -> Iterator[StreamHeader]:

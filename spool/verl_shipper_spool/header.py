@@ -9,8 +9,10 @@ Must not know: segments, sockets. On bytes it cannot read: CorruptionError.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import msgpack
 
@@ -63,6 +65,44 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+def is_stream_id(text: object) -> bool:
+    """Whether a text, a folder's name for one, can be the id of a stream or a writer."""
+    return isinstance(text, str) and len(text) == 32 and not set(text) - set("0123456789abcdef")
+
+
+def fresh_header(
+    run_id: str,
+    project: str,
+    experiment: str,
+    rank: int,
+    world: int,
+    *,
+    forked: bool,
+    process: Process | None = None,
+) -> StreamHeader:
+    """Header of a new writer's scalars. `process`: the calling one, where it is known already."""
+    return StreamHeader(
+        stream_id=new_id(),
+        writer_id=new_id(),
+        stream_class=SCALARS,
+        run_id=run_id,
+        project=project,
+        experiment=experiment,
+        rank=rank,
+        world=world,
+        created_ns=time.time_ns(),
+        forked=forked,
+        process=process or this_process(),
+    )
+
+
+def start_body(header: StreamHeader, config: dict[str, Any]) -> dict[str, Any]:
+    """Body of the run_start record with which this writer begins; what a helper says of itself is marked."""
+    body: dict[str, Any] = {"project": header.project, "experiment": header.experiment, "config": config}
+    body |= {"node": header.process.node, "rank": header.rank, "world": header.world}
+    return body | {"forked": True} if header.forked else body
+
+
 def sibling(header: StreamHeader, stream_class: str) -> StreamHeader:
     """The other stream of the same writer."""
     return replace(header, stream_id=new_id(), stream_class=stream_class)
@@ -71,6 +111,12 @@ def sibling(header: StreamHeader, stream_class: str) -> StreamHeader:
 def encode_header(header: StreamHeader) -> bytes:
     packed: bytes = msgpack.packb({"version": HEADER_VERSION, **asdict(header)})
     return packed
+
+
+def read_header(folder: str) -> StreamHeader:
+    """Header of the stream in a folder. Raises OSError, CorruptionError."""
+    with open(os.path.join(folder, HEADER_NAME), "rb") as file:
+        return decode_header(file.read())
 
 
 def decode_header(content: bytes) -> StreamHeader:
@@ -93,8 +139,7 @@ def decode_header(content: bytes) -> StreamHeader:
 
 def _check(header: StreamHeader) -> None:
     for name in ("stream_id", "writer_id"):
-        value = getattr(header, name)
-        if not isinstance(value, str) or len(value) != 32 or set(value) - set("0123456789abcdef"):
+        if not is_stream_id(getattr(header, name)):
             raise CorruptionError(f"{name} is not 32 hexadecimal digits")
     process = header.process
     texts = (header.run_id, header.project, header.experiment, process.node, process.boot_id, process.pid_namespace)
@@ -126,9 +171,19 @@ def pid_namespace() -> str:
 
 def start_ticks(pid: int | str) -> int:
     """Start time of a process in clock ticks since boot; 0 when there is no such process."""
-    text = _read_text(f"/proc/{pid}/stat")
-    behind_name = text.rpartition(")")[2].split()
-    return int(behind_name[19]) if len(behind_name) > 19 else 0
+    fields = process_stat(pid)
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def parent_of(pid: int) -> int:
+    """The process that a process is a child of; 0 when there is no such process."""
+    fields = process_stat(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def process_stat(pid: int | str) -> list[str]:
+    """What the kernel says of a process, from its state on (proc(5), stat); empty when there is none."""
+    return _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _read_text(path: str) -> str:

@@ -182,15 +182,10 @@ class Collector:
             return
         node = os.uname().nodename
         for run in live:
-            run_here = self._run_at_work(run)
             body = {"node": node, "values": values}
-            payload = self._streams.encode(run_here, RecordKind.SYSTEM, None, time.time_ns(), body)
-            self._streams.next(run_here, RecordKind.SYSTEM, now_s)
-            self._streams.append(run_here, RecordKind.SYSTEM, payload)
-
-    def _run_at_work(self, run: Run) -> Run:
-        """The same as the run of files that join it, so that both share a stream."""
-        return Run(run.run_id, run.project, run.experiment)
+            payload = self._streams.encode(run, RecordKind.SYSTEM, None, time.time_ns(), body)
+            self._streams.next(run, RecordKind.SYSTEM, now_s)
+            self._streams.append(run, RecordKind.SYSTEM, payload)
 
     def _chores(self, now_s: float) -> None:
         if self._streams.count:

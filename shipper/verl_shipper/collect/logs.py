@@ -143,7 +143,7 @@ def _is_whole_json(line: Line) -> bool:
 
 def _close(work: Work, file: File, seen: Seen, *, is_still: bool) -> None:
     """Whether there is anything left that may become a line."""
-    fields: dict[str, Any] = {"seen": [seen.device, seen.inode, seen.size, seen.mtime_ns]}
+    fields: dict[str, Any] = {"seen": seen.values()}
     if file.offset >= seen.size:
         fields["state"] = TAKEN
     elif is_still:

@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_shipper_spool.files import RealFiles
 from verl_shipper_spool.frame import Kind
-from verl_shipper_spool.header import BULK, ENDED_NAME, SCALARS, StreamHeader, new_id, sibling, this_process
+from verl_shipper_spool.header import BULK, ENDED_NAME, fresh_header, sibling, start_body, this_process
 from verl_shipper_spool.reader import Frame, StreamReader
 from verl_shipper_spool.record import KIND_NAME, Record, RecordKind, encode_record
 from verl_shipper_spool.segment import list_segments
@@ -146,28 +146,11 @@ class Streams:
     def _begin(self, run: Run, now_s: float) -> _Pair:
         if len(self._pairs) >= PAIRS_MAX:
             self.end(min(self._pairs, key=lambda each: self._pairs[each].used_s))
-        header = StreamHeader(
-            stream_id=new_id(),
-            writer_id=new_id(),
-            stream_class=SCALARS,
-            run_id=run.run_id,
-            project=run.project,
-            experiment=run.experiment,
-            rank=run.rank,
-            world=1,
-            created_ns=time.time_ns(),
-            forked=True,
-            process=self._process,
-        )
+        process = self._process
+        header = fresh_header(run.run_id, run.project, run.experiment, run.rank, 1, forked=True, process=process)
         pair = _Pair(StreamWriter(self.folder, header), StreamWriter(self.folder, sibling(header, BULK)), now_s)
         self._pairs[run] = pair
-        body: dict[str, Any] = {
-            "project": run.project,
-            "experiment": run.experiment,
-            "config": {},
-            "node": self._process.node,
-        }
-        body |= {"rank": run.rank, "world": 1, "forked": True}
+        body = start_body(header, {})
         self.append(run, RecordKind.RUN_START, self.encode(run, RecordKind.RUN_START, None, header.created_ns, body))
         return pair
 

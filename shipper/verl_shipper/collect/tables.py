@@ -117,7 +117,7 @@ def _survey(work: Work, entry: WatchEntry, file: File, found: Found, fd: int) ->
     made = _Cut()
     yield from made.read(fd, found.seen.size)
     must_be(fd, found.seen)
-    seen = [found.seen.device, found.seen.inode, found.seen.size, found.seen.mtime_ns]
+    seen = found.seen.values()
     if file.plan.get("content") == made.content.digest():  # written again in the midst of it: nothing new
         work.ledger.put(file, Mark({"plan": {**file.plan, "seen": seen}}))
         return

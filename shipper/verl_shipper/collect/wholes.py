@@ -39,31 +39,29 @@ def take_whole(work: Work, entry: WatchEntry, file: File, found: Found) -> Itera
         run = work.run_of(entry, file, found)
         step = step_in(found.inner)
         key = key_of(run.run_id, "file", os.path.basename(found.path), step, content.digest())
-        fields = {"state": TAKEN, "seen": [found.seen.device, found.seen.inode, found.seen.size, found.seen.mtime_ns]}
+        fields = {"state": TAKEN, "seen": found.seen.values()}
         if work.ledger.knows(key):
             work.ledger.put(file, Mark(fields, {"known": 1}))
             return
         time_ns = time_of(found.seen, time.time_ns())
         purpose = entry.purpose or purpose_of(found.path)
-        stream_id = ""
-        count = 0
+        stream_id, count = "", 0
         with os.fdopen(os.dup(fd), "rb") as source:
             try:
                 for body in parts_of(source, found.inner, purpose, compress=is_packed):
                     count += 1
                     if is_last(body):
                         must_be(fd, found.seen)
-                        self_id, _ = work.streams.next(run, RecordKind.FILE, time.monotonic())
-                        if stream_id not in ("", self_id):
-                            raise NotNowError("its stream ended")
+                    else:
+                        yield from work.wait_for_room(len(body["data"]))
+                    now_id, _ = work.streams.next(run, RecordKind.FILE, time.monotonic())
+                    if now_id != (stream_id or now_id):
+                        raise NotNowError("its stream ended")
+                    stream_id = now_id
+                    if is_last(body):
                         mark = Mark(fields, {FILES: 1, RECORDS: count}, key)
                         yield from work.keep(file, run, RecordKind.FILE, time_ns, [(step, body)], [mark])
                         return
-                    yield from work.wait_for_room(len(body["data"]))
-                    self_id, _ = work.streams.next(run, RecordKind.FILE, time.monotonic())
-                    if stream_id not in ("", self_id):
-                        raise NotNowError("its stream ended")
-                    stream_id = self_id
                     payload = work.streams.encode(run, RecordKind.FILE, step, time_ns, body)
                     if not work.streams.append(run, RecordKind.FILE, payload):
                         raise NotNowError("the spool took no record")

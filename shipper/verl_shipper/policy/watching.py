@@ -35,6 +35,10 @@ class Seen:
     def identity(self) -> str:
         return f"{self.device:x}:{self.inode:x}"
 
+    def values(self) -> list[int]:
+        """What `Seen(*values)` is made of, for a ledger."""
+        return [self.device, self.inode, self.size, self.mtime_ns]
+
 
 @dataclass(frozen=True, slots=True)
 class Sighting:

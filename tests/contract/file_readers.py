@@ -26,8 +26,8 @@ def files(kit: Kit, run: RunInfo) -> Found:
     return sorted(READERS[type(kit)](kit, run))
 
 
-def has_place(kit: Kit) -> bool:
-    return type(kit) in READERS
+def has_place(kind: type[Kit]) -> bool:
+    return kind in READERS
 
 
 def contents(kit: Kit, run: RunInfo) -> list[bytes]:

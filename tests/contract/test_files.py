@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from contract import kits
 from contract.bench import DELIVER_S, Bench, Direct, LaneProcess, forgetful, lane_process, metric, numbers, started
 from contract.file_readers import contents, files, has_place
 from contract.kits import Kit
@@ -25,6 +26,9 @@ from verl_shipper_spool.file_parts import FILE, PART_BYTES, PROFILE, is_last, pa
 from verl_shipper_spool.record import Record, RecordKind
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("own_environment")]
+with_place = pytest.mark.parametrize(
+    "kit", [name for name in kits.names() if has_place(kits.KITS[name])], indirect=True, scope="session"
+)
 B = "6" * 32
 TRACE = "actor_step7_rank0.json.gz"
 
@@ -42,21 +46,15 @@ def changed(record: Record, **body: Any) -> Record:
     return Record(record.kind, record.seq, record.step, record.time_ns, {**record.body, **body})
 
 
-@pytest.fixture
-def with_place(kit: Kit) -> None:
-    if not has_place(kit):
-        pytest.skip(f"{type(kit).__name__}: this tracker has no place for files")
-
-
 def test_a_file_counts_once_where_there_is_no_place_for_it(kit: Kit, direct: Direct) -> None:
     records = [started(), *parts(bytes_of(1, 3 * PART_BYTES)), metric({"n": 1.0}, 1), *parts(b"", "empty")]
     ignored, refused = direct.deliver(direct.fresh(), direct.batch(*records))
     assert not refused
-    assert ignored.get("file", 0) == (0 if has_place(kit) or kit.backend == "console" else 2)
+    assert ignored.get("file", 0) == (0 if has_place(type(kit)) or kit.backend == "console" else 2)
     assert kit.values(direct.run, "n") == [(1, 1.0)]
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_a_file_of_many_parts_arrives_whole_beside_the_metrics(kit: Kit, bench: Bench, backend: type[Backend]) -> None:
     run, content = kit.run(), bytes_of(2, 5 * PART_BYTES + 12345)
     bench.open_lane(backend)
@@ -68,7 +66,7 @@ def test_a_file_of_many_parts_arrives_whole_beside_the_metrics(kit: Kit, bench: 
     assert bench.account().delivered == bench.account().logged == 12
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_a_crash_after_every_batch_and_before_every_commit_loses_and_doubles_nothing(kit: Kit, direct: Direct) -> None:
     content = bytes_of(3, 4 * PART_BYTES + 1)
     direct.deliver(direct.fresh(), direct.batch(started()))
@@ -81,7 +79,7 @@ def test_a_crash_after_every_batch_and_before_every_commit_loses_and_doubles_not
     assert contents(kit, direct.run) == [content]
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_a_lane_killed_at_random_while_a_file_goes_up_sends_it_once(kit: Kit, bench: Bench) -> None:
     draw = seeded("lane killed")
     run, content = kit.run(), bytes_of(4, 12 * PART_BYTES)
@@ -100,7 +98,7 @@ def test_a_lane_killed_at_random_while_a_file_goes_up_sends_it_once(kit: Kit, be
     assert not bench.account().dead_lettered
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_answers_lost_twice_for_every_batch_send_a_file_once(kit: Kit, bench: Bench, backend: type[Backend]) -> None:
     run, content = kit.run(), bytes_of(5, 2 * PART_BYTES + 7)
     bench.open_lane(forgetful(kit, backend))
@@ -110,7 +108,7 @@ def test_answers_lost_twice_for_every_batch_send_a_file_once(kit: Kit, bench: Be
     assert kit.values(run, "n") == [(n, float(n)) for n in range(3)]
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_a_wrong_file_is_a_dead_letter_with_the_reason_and_the_others_go_on(
     kit: Kit, bench: Bench, backend: type[Backend]
 ) -> None:
@@ -129,7 +127,7 @@ def test_a_wrong_file_is_a_dead_letter_with_the_reason_and_the_others_go_on(
     assert (bench.account().dead_lettered, bench.account().pending) == (2, 0)
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_a_retried_dead_letter_finds_what_was_kept(kit: Kit, bench: Bench, backend: type[Backend]) -> None:
     run, content = kit.run(), bytes_of(9, 3 * PART_BYTES)
     first, second, last = parts(content, "late.bin", FILE)
@@ -145,7 +143,7 @@ def test_a_retried_dead_letter_finds_what_was_kept(kit: Kit, bench: Bench, backe
     assert contents(kit, run) == [content]
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_files_of_one_name_and_step_all_arrive(kit: Kit, direct: Direct) -> None:
     backend = direct.fresh()
     made = [bytes_of(seed, 1000) for seed in range(10, 14)]
@@ -179,7 +177,7 @@ ODD_NAMES = [
 ]
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_odd_names_lose_no_file_and_lead_nowhere_else(kit: Kit, direct: Direct) -> None:
     backend = direct.fresh()
     records = [started()]
@@ -194,7 +192,7 @@ def test_odd_names_lose_no_file_and_lead_nowhere_else(kit: Kit, direct: Direct) 
     assert not any(".." in name.split("/") for name, _ in found)
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_an_empty_file_and_a_large_one_arrive(kit: Kit, bench: Bench, backend: type[Backend]) -> None:
     run, large = kit.run(), bytes_of(15, 20 * 1024**2)
     bench.open_lane(backend)
@@ -223,7 +221,7 @@ def test_nonsense_in_a_file_record_costs_that_record_only(kit: Kit, direct: Dire
     _, refused = direct.deliver(direct.fresh(), direct.batch(started(), metric({"n": 1.0}, 1), *odd, finish_of(2)))
     assert len(refused) in (0, len(NONSENSE))
     assert kit.values(direct.run, "n") == [(1, 1.0), (2, 2.0)]
-    if has_place(kit):
+    if has_place(type(kit)):
         assert refused
         assert not files(kit, direct.run)
 
@@ -232,7 +230,7 @@ def finish_of(step: int) -> Record:
     return metric({"n": float(step)}, step)
 
 
-@pytest.mark.usefixtures("with_place")
+@with_place
 def test_an_outage_in_the_middle_of_a_file_only_delays_it(kit: Kit, bench: Bench, backend: type[Backend]) -> None:
     run, content = kit.run(), bytes_of(16, 4 * PART_BYTES)
     records = parts(content)

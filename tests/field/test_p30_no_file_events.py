@@ -57,9 +57,12 @@ def limited(limit: str) -> list[str]:
     return ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh", *SHIPPER]
 
 
-def has_namespaces() -> bool:
+@pytest.fixture
+def namespaces() -> None:
+    """Limits of inotify that are a test's own."""
     done = subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False)
-    return done.returncode == 0
+    if done.returncode:
+        pytest.skip("no user namespaces here")
 
 
 def lines_of(site: Site) -> int:
@@ -99,7 +102,7 @@ def test_without_events_everything_is_found_within_two_looks(site: Site) -> None
         everything_is_found(site, daemon)
 
 
-@pytest.mark.skipif(not has_namespaces(), reason="no user namespaces here")
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize("limit", LIMITS)
 def test_without_inotify_the_daemon_polls_and_speaks_of_inotify_not_of_disks(site: Site, limit: str) -> None:
     with Daemon(site, *watching(site), launcher=limited(limit)) as daemon:
@@ -114,11 +117,10 @@ def test_without_inotify_the_daemon_polls_and_speaks_of_inotify_not_of_disks(sit
         assert daemon.stop() < 10
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_watches_that_run_out_while_it_runs_are_polled_and_told(site: Site) -> None:
     """A folder that is made anew needs a watch of its own; by then there may be none."""
     data = site.root / "data"
-    if not has_namespaces():
-        pytest.skip("no user namespaces here")
     script = 'exec "$@"'
     launcher = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh", *SHIPPER]
     with Daemon(site, *watching(site), launcher=launcher) as daemon:

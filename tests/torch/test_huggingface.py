@@ -94,7 +94,8 @@ def _state(**changed: Any) -> Any:
 
 
 def test_other_processes_than_the_worlds_first_log_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    huggingface = pytest.importorskip("verl_shipper_client.torch.huggingface")
+    from verl_shipper_client.torch import huggingface
+
     callback = huggingface.ShipperCallback("p")
     state = _state(is_world_process_zero=False)
 
@@ -106,7 +107,8 @@ def test_other_processes_than_the_worlds_first_log_nothing(monkeypatch: pytest.M
 
 
 def test_each_trial_of_a_search_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    huggingface = pytest.importorskip("verl_shipper_client.torch.huggingface")
+    from verl_shipper_client.torch import huggingface
+
     made: list[_Client] = []
 
     def make(*arguments: Any, **more: Any) -> _Client:
@@ -129,7 +131,8 @@ def test_each_trial_of_a_search_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_client_of_ones_own_is_ones_own_to_end() -> None:
-    huggingface = pytest.importorskip("verl_shipper_client.torch.huggingface")
+    from verl_shipper_client.torch import huggingface
+
     client: Any = _Client()
     callback = huggingface.ShipperCallback(client=client)
 

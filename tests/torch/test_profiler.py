@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -19,7 +20,6 @@ from verl_shipper_client import Client
 from verl_shipper_client.torch import memory_snapshot, profiler_handler
 from verl_shipper_spool.record import RecordKind
 
-torch = pytest.importorskip("torch")  # the file is read where there is none, too, to be left out
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.timeout(120),
@@ -62,7 +62,12 @@ def _files(spool: Path) -> dict[str, bytes]:
     return found
 
 
-def _train(steps: int, **arguments: Any) -> None:
+@pytest.fixture
+def torch() -> Any:
+    return importlib.import_module("torch")  # the file is read where there is none, too, to be left out
+
+
+def _train(torch: Any, steps: int, **arguments: Any) -> None:
     model = torch.nn.Linear(8, 8)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **arguments) as profiler:
         for _ in range(steps):
@@ -70,10 +75,12 @@ def _train(steps: int, **arguments: Any) -> None:
             profiler.step()
 
 
-def test_each_cycle_of_a_schedule_becomes_a_file_under_its_step(client: Client, spool: Path, tmp_path: Path) -> None:
+def test_each_cycle_of_a_schedule_becomes_a_file_under_its_step(
+    torch: Any, client: Client, spool: Path, tmp_path: Path
+) -> None:
     plan = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
 
-    _train(10, schedule=plan, on_trace_ready=profiler_handler(client))
+    _train(torch, 10, schedule=plan, on_trace_ready=profiler_handler(client))
 
     files = _files(spool)
     assert set(files) == {f"{NODE}.rank3.step{step}.pt.trace.json.gz" for step in (4, 8)}
@@ -86,11 +93,11 @@ def test_each_cycle_of_a_schedule_becomes_a_file_under_its_step(client: Client, 
     assert client.errors == 0
 
 
-def test_traces_of_the_same_step_and_of_named_profilers_stay_apart(client: Client, spool: Path) -> None:
+def test_traces_of_the_same_step_and_of_named_profilers_stay_apart(torch: Any, client: Client, spool: Path) -> None:
     handler = profiler_handler(client, name="forward")
 
     for _ in range(2):
-        _train(0, on_trace_ready=handler)
+        _train(torch, 0, on_trace_ready=handler)
 
     stem = f"forward.{NODE}.rank3.step0"
     assert set(_files(spool)) == {f"{stem}.pt.trace.json.gz", f"{stem}.2.pt.trace.json.gz"}
@@ -133,7 +140,7 @@ def test_a_trace_that_fails_is_counted_and_leaves_nothing(
 
 
 def test_a_snapshot_of_memory_becomes_a_file(
-    client: Client, spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torch: Any, client: Client, spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dump(path: str) -> None:
         Path(path).write_bytes(pickle.dumps({"segments": []}))
@@ -149,7 +156,7 @@ def test_a_snapshot_of_memory_becomes_a_file(
     assert _left(tmp_path) == []
 
 
-def test_a_snapshot_without_a_gpu_is_counted_and_raises_nothing(client: Client) -> None:
+def test_a_snapshot_without_a_gpu_is_counted_and_raises_nothing(torch: Any, client: Client) -> None:
     memory_snapshot(client, step=1)
 
     assert client.errors == int(not torch.cuda.is_available())

@@ -103,11 +103,10 @@ def test_a_large_file_is_never_in_memory_as_a_whole(tracker: TestTracker, tmp_pa
     assert content_of(tracker, tmp_path) == content
 
 
+@pytest.mark.parametrize("origin", ["http"], indirect=True, scope="session")
 def test_an_upload_that_moves_says_so_and_one_that_does_not_comes_back(
     tracker: TestTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not tracker.is_http:
-        pytest.skip("a database's folder has no server that could hang")
     monkeypatch.setattr(mlflow_files, "SEND_S_MIN", 1.0)
     monkeypatch.setattr(mlflow_files, "ANSWER_S", 1.0)
     with FaultServer(tracker.uri) as way:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from verl_shipper.adopt import Adopt
-from verl_shipper.collect.order import NAME, CollectOrders, collected_dir
+from verl_shipper.collect.order import NAME, CollectOrder, collected_dir
 from verl_shipper.config import Config
 from verl_shipper.ingest import Ingest
 from verl_shipper.liveness import Life, judge
@@ -42,7 +42,7 @@ class Collecting:
         self._here: Process = this_process()
         self._live_look_s = self._look_s = 0.0
         self._live_s = float("-inf")  # when a run was last seen to live here
-        self._wanted: CollectOrders | None = None
+        self._wanted: CollectOrder | None = None
         self._was_done = False
         self._heard_ns = 0
 
@@ -125,12 +125,12 @@ class Collecting:
         is_live = samples and now_s - self._live_s < LINGER_S
         wanted = None
         if self._works and (config.watch or is_live):
-            wanted = CollectOrders(
-                config.watch,
-                config.system_interval_s if samples else 0.0,
-                config.project or "",
-                config.experiment or "",
-                self._ends,
+            wanted = CollectOrder(
+                watch=config.watch,
+                system_interval_s=config.system_interval_s if samples else 0.0,
+                project=config.project or "",
+                experiment=config.experiment or "",
+                ends=self._ends,
             )
         self._wanted = wanted
         orders: dict[str, ChildOrders] = {} if wanted is None else {NAME: wanted}

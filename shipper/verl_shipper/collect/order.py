@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from verl_shipper.config_watch import WatchEntry
 
@@ -28,49 +29,29 @@ def collected_dir(state_dir: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CollectOrder:
-    """`ends`: take what is there and end. `system_interval_s`: 0 for no samples of this node."""
+    """`ends`: take what is there and end. `system_interval_s`: 0 for no samples of this node. The first three are
+    known when there is a process to tell."""
 
-    state_dir: str
-    beat_fd: int
-    log_level: str
-    watch: list[WatchEntry] = field(default_factory=list)
+    state_dir: str = ""
+    beat_fd: int = -1
+    log_level: str = ""
+    watch: Sequence[WatchEntry] = ()
     system_interval_s: float = 0.0
     project: str = ""  # names for runs that have none
     experiment: str = ""
     ends: bool = False
 
-    def to_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
+    @property
+    def module(self) -> str:
+        """What runs it."""
+        return "verl_shipper.collect.process"
+
+    def line(self, _name: str, state_dir: str, _spool_dir: str, beat_fd: int, log_level: str) -> bytes:
+        """As its process reads it."""
+        told = replace(self, state_dir=state_dir, beat_fd=beat_fd, log_level=log_level)
+        return json.dumps(asdict(told)).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> CollectOrder:
         values = json.loads(line)
         return cls(**{**values, "watch": [WatchEntry(**entry) for entry in values["watch"]]})
-
-
-@dataclass(frozen=True, slots=True)
-class CollectOrders:
-    """The same as the supervisor has it, before there is a process."""
-
-    watch: tuple[WatchEntry, ...] = ()
-    system_interval_s: float = 0.0
-    project: str = ""
-    experiment: str = ""
-    ends: bool = False
-
-    @property
-    def module(self) -> str:
-        return "verl_shipper.collect.process"
-
-    def line(self, _name: str, state_dir: str, _spool_dir: str, beat_fd: int, log_level: str) -> bytes:
-        order = CollectOrder(
-            state_dir,
-            beat_fd,
-            log_level,
-            list(self.watch),
-            self.system_interval_s,
-            self.project,
-            self.experiment,
-            ends=self.ends,
-        )
-        return order.to_line()
